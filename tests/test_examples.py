@@ -63,9 +63,11 @@ def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir
     command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
-    *_, baselines, viewer, _, results = done.stdout.splitlines()
+    *_, baselines, games, report, _, results = done.stdout.splitlines()
     assert baselines.startswith("For comparison: random legal moves win 44 %")
-    run = art.open_run(tic_tac_toe / viewer.split()[-1])
+    assert games.split()[-3:-1] == ["view", "--notebook"]
+    assert games.split()[-1] == report.split()[-1]
+    run = art.open_run(tic_tac_toe / report.split()[-1])
     assert [row["step"] for row in run.history() if "train/reward" in row] == [2]
     told = json.loads(results)
     assert told.keys() == {

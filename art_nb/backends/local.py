@@ -13,7 +13,8 @@ __all__ = ['BACKENDS', 'REGISTERED_AGAIN', 'CLOSED', 'Backend', 'backend', 'warn
 
 # %% ../../nbs/50_backends/40_local.ipynb #38ecde60
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from importlib import import_module
@@ -125,10 +126,11 @@ def fork_run(
 def batch_progress(
     runtime: ModelRuntime,
     label: str,  # in front of the bar
+    total: int | None = None,  # number of batches; None: unknown until the first one is complete
 ) -> Iterator[None]:
-    """Show a progress bar of the batches that a model trains, with the loss of the first and the latest one of SFT."""
+    """Show a progress bar of batches if the backend is verbose. For SFT, it contains the first and the latest loss."""
     with (
-        progress_bar(desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
+        progress_bar(total=total, desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
         refresh_regularly(bar),
     ):
         losses: list[float] = []
@@ -151,7 +153,9 @@ def batch_progress(
 async def _train_with_progress(
     runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig
 ) -> LocalTrainResult:
-    with batch_progress(runtime, "SFT"):
+    size = 2 if config.batch_size == "auto" else config.batch_size
+    total = math.ceil(len(trajectories) / size) if isinstance(trajectories, Sized) else None
+    with batch_progress(runtime, "SFT", total):
         options = planned_options(runtime.plan)
         return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options)
 

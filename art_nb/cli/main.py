@@ -295,6 +295,7 @@ def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
     (folder / "view.ipynb").write_text(notebook_json(cells), encoding="utf-8")
     is_root = getattr(os, "geteuid", lambda: 1)() == 0  # for example in a container
     options = [f"--ServerApp.root_dir={folder}", "--LabApp.default_url=/lab/tree/view.ipynb"]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server and its kernel would go on
     options += ["--ServerApp.answer_yes=True"] + ["--no-browser"] * no_browser + ["--allow-root"] * is_root
     with subprocess.Popen([sys.executable, "-m", "jupyterlab", *options]) as server:
         try:

@@ -37,7 +37,7 @@ The mean reward of each step, and the evaluation of the trained model on the sam
 the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
 EVALUATE_AFTER = """\
 after = await art.evaluate(model, rollout, held_out)
-print(after, after.difference(before), after.worst(3), sep="\\n")"""
+print(after, after.difference(before), after.worst_text(3), sep="\\n")"""
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #494add47
 @dataclass(frozen=True, slots=True)
@@ -502,7 +502,7 @@ answers from 0.55 to 0.73, and in another one they changed nothing. If the inter
 increase `steps` and run again.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right")
-print(after, after.difference(warmed_up), after.difference(before), after.worst(3), sep="\\n")""",
+print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",
 )
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d1

@@ -56,25 +56,27 @@ FILE_LINE_S = 30.0
 
 
 class FileBar(tqdm):
-    """A progress bar in a log file: a line at the beginning, every `FILE_LINE_S` seconds and at the end."""
+    """A progress bar in a log file: the first state, the last one, and at most one every `FILE_LINE_S` seconds."""
 
     def __init__(self, *args: Any, **kwargs: Any):
+        self._is_visible = False
         super().__init__(*args, **{"mininterval": FILE_LINE_S, "miniters": 1} | kwargs | {"gui": True})
         if not self.disable and not self.delay:
             self.display()
 
     def display(self, *_: Any, **__: Any) -> None:
         """Write the current state."""
+        self._is_visible = True
         print(self, file=self.fp, flush=True)
 
     def clear(self, *_: Any, **__: Any) -> None:
         """Do nothing: lines stay."""
 
     def close(self) -> None:
-        """Write the last state."""
+        """Write the last state, unless the bar was closed during its `delay`."""
         was_open = not getattr(self, "disable", True)
         super().close()
-        if was_open:
+        if was_open and self._is_visible:
             self.display()
 
 

@@ -62,7 +62,9 @@ class FailuresPanel(RolloutViewer):
     def _example(self, row: int) -> str:
         place = self.rollout_index.locate(row)
         text = preview(place.trajectory) if isinstance(place.trajectory, Trajectory) else ""
-        return f"for example in step {place.part.step}" + (f": {one_line(text, 60)!r}" if text else "")
+        return f"for example in step {place.part.step} of {place.part.split}" + (
+            f": {one_line(text, 60)!r}" if text else ""
+        )
 
     @command(thread=True)
     def failures(self) -> Any:

@@ -98,13 +98,14 @@ def write_new(stem: str, suffix: str, write: Callable[[Path], Any]) -> Path:
 # %% ../../nbs/85_panels/40_viewer.ipynb #6f1c2991
 def rollouts_text(index: RolloutIndex) -> str:
     """Return the newest step of an index as text, with three of its conversations."""
-    while not index.parts and not index.load():
+    while not index.load(0) and len({(part.split, part.step) for part in index.parts}) < 2:
         pass
     if not index.parts:
         return f"{one_line(index.title)}: no rollouts"
-    part = index.parts[0]
-    rows = [int(row["id"]) for row in np.sort(part.table[part.table["status"] == 0], order="reward")]
-    title = f"{one_line(index.title)}, step {part.step} of {part.split}: {quantity(len(part.table), 'rollout')}"
+    split, step = index.parts[0].split, index.parts[0].step
+    table = np.concatenate([part.table for part in index.parts if (part.split, part.step) == (split, step)])
+    rows = [int(row["id"]) for row in np.sort(table[table["status"] == 0], order="reward")]
+    title = f"{one_line(index.title)}, step {step} of {split}: {quantity(len(table), 'rollout')}"
     lines = [f"{title}. A notebook displays all of them. Elsewhere, use art.report or `art-nb view`."]
     for row in dict.fromkeys([rows[0], rows[len(rows) // 2], rows[-1]] if rows else []):
         rollout = index.locate(row)
@@ -131,7 +132,10 @@ class RolloutViewer(Panel):
 
     def __str__(self) -> str:
         """Return the newest step as text: its lowest, its middle and its highest reward, each with a conversation."""
-        return rollouts_text(self.rollout_index)
+        return rollouts_text(open_rollouts(self.what))
+
+    def __repr__(self) -> str:
+        return "RolloutViewer: a notebook displays it. Elsewhere, print(viewer) shows three rollouts as text."
 
     def html(self) -> str:
         """Return the static form."""
@@ -251,8 +255,8 @@ def view(what: Any) -> RolloutViewer | RunList:
     Returns
     -------
     RolloutViewer
-        The panel. Put it in the last line of a cell to display it. Outside of a notebook, `panel.html()` returns it as
-        static HTML.
+        The panel. Put it in the last line of a cell to display it. Outside of a notebook, `print(panel)` shows three
+        rollouts as text, and `panel.html()` returns the panel as static HTML.
     RunList
         If the path contains several runs: their paths, steps and rewards.
     """

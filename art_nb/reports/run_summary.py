@@ -337,7 +337,7 @@ def warnings_html(store: RunStore, level: DetailLevel) -> Html:
             kind = f"failed: {event.where}" if isinstance(event, Failed) else "warned"
             events.setdefault((kind, event.message), []).append(event)
     if not events:
-        return tag("p", "The run recorded no warnings and no failures.")
+        return tag("p", "The event log contains no warnings and no failures.")
     shown = [*events.items()][-20 * level.lines :]
     lines = []
     for (kind, message), repeated in shown:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Entries', 'ToolList', 'Number', 'LegacyHistory', 'is_choice', 'entry_of', 'get_messages', 'content_texts',
-           'SampledTokens', 'sampled_tokens', 'sampled_logprobs', 'scalar', 'History']
+           'call_texts', 'SampledTokens', 'sampled_tokens', 'sampled_logprobs', 'scalar', 'History']
 
 # %% ../../nbs/05_rollouts/00_entries.ipynb #ae9a9523
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +67,13 @@ def content_texts(
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     yield from (str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text"))
+
+
+def call_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each tool call of a message as `name(arguments)`."""
+    for call in message.get("tool_calls") or ():
+        called = call.get("function") or call.get("custom") or {}
+        yield f"{called.get('name', '')}({called.get('arguments') or called.get('input') or ''})"
 
 
 def _message(entry: Any) -> Any:

@@ -205,7 +205,7 @@ def solved(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have the highest rewards, otherwise `None`."""
     if not mostly_flat(rows) or share_of_highest(rows) < 0.75:
         return None
-    return f"In the last 3 steps every reward was the highest one in {share_of_highest(rows):.0%} of the groups."
+    return f"In the last 3 steps every reward was the highest of the run in {share_of_highest(rows):.0%} of the groups."
 
 
 def partly_solved(rows: HistoryRows) -> str | None:
@@ -214,10 +214,10 @@ def partly_solved(rows: HistoryRows) -> str | None:
     if not recent or not near_the_top(rows) or solved(rows):
         return None
     flat, highest, mean = fmean(recent), share_of_highest(rows), f"The mean reward was {fmean(rewards[-3:]):.3g}."
-    if not metric_values(rows, "data/highest_reward"):  # of an earlier version
+    if not highest:  # also in the history of an earlier version
         return f"In the last 3 steps {flat:.0%} of the groups had equal rewards. {mean}"
-    only_highest = f"{highest:.0%} of the groups got only the highest reward"
-    return f"In the last 3 steps {only_highest}, and {flat - highest:.0%} got equal, lower rewards. {mean}"
+    only_highest = f"{highest:.0%} of the groups got only the highest reward of the run"
+    return f"In the last 3 steps {only_highest}, and {flat - highest:.0%} got equal, lower rewards or failed. {mean}"
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #5a676cc8
 def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
@@ -257,7 +257,7 @@ def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
     return f"It rises by {rise:.2g} in {window} steps; the rewards of a group differ by {noise:.2g}."
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #bfe7d6d5
-SUCCESS_METRICS = ("solved", "success", "correct", "win", "won", "passed")
+SUCCESS_METRICS = ("solved", "success", "correct", "right", "win", "won", "passed")
 
 
 def has_risen(rows: HistoryRows, min_steps: int) -> bool:
@@ -324,15 +324,17 @@ def much_clipped(rows: HistoryRows) -> str | None:
 def entropy_collapse(rows: HistoryRows) -> str | None:
     """Return a finding if the entropy has nearly vanished or most replies of a group begin alike, otherwise `None`.
 
-    A low entropy is not reported while the reward rises.
+    A low entropy is not reported while the reward rises or is high.
     """
+    if near_the_top(rows):
+        return None
     rewards = metric_values(rows, "train/reward")
     values, alike = metric_values(rows, "loss/entropy"), metric_values(rows, "train/alike")
     if len(values) >= 5 and values[-1] <= min(0.2 * fmean(values[:3]), 0.1) and not is_rising(rewards[-6:]):
         return (
             f"It fell from {values[0]:.3g} to {values[-1]:.2g} nats per token: the rollouts of a group hardly differ."
         )
-    if len(alike) < 5 or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3])) or near_the_top(rows):
+    if len(alike) < 5 or min(alike[-2:]) < max(0.6, 2 * fmean(alike[:3])):
         return None
     return f"{alike[-1]:.0%} of the rollouts of a group begin with the same words; it was {fmean(alike[:3]):.0%}."
 

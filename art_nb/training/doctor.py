@@ -32,7 +32,7 @@ from ..core.jsonable import plain, quantity
 from ..core.machine import documentation_address, documentation_link, is_library_code
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
-from ..rollouts.entries import content_texts, sampled_tokens
+from ..rollouts.entries import call_texts, content_texts, sampled_tokens
 from ..rollouts.gather import gather_trajectory_groups
 from ..rollouts.scenarios import scenarios_of_step
 from art_nb.rollouts.trajectories import (
@@ -47,7 +47,7 @@ from art_nb.rollouts.trajectories import (
 )
 from ..tokens.advantages import ALL_GREEDY, CALL_ADVICE, GREEDY_ADVICE, TIE, has_unused_tools, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
-from .diagnostics import CLIENT_ADVICE
+from .diagnostics import CLIENT_ADVICE, SUCCESS_METRICS
 from .evaluation import print_backend_warnings, progress_label
 from .steps import endpoint_matcher, overrides_of, roll_out
 
@@ -120,7 +120,6 @@ class Probe:
     returned: list[Any]  # return values of the rollouts that did not raise
     duration_s: float  # of all rollouts together
     per_step: tuple[int, int] = (8, 8)  # groups per step and rollouts per group in the planned training
-    step: int = 0  # of the model
     turns: list[Turn] = field(default_factory=list)  # of the choices that have token IDs
     rows: list[TokenRow] = field(default_factory=list)
     token_error: str = ""  # why there are no turns and rows
@@ -333,30 +332,30 @@ def _solved_advice(rewards: Sequence[float]) -> str:
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f796
 def solved_metric(probe: Probe) -> str:
-    """Return a metric that is 1 in every rollout if all rewards are equal, otherwise an empty text."""
-    if has_variance([t.reward for t in probe.trajectories]):
+    """Return the metric of success that is always 1 if all rewards are the same number above 0, or an empty text."""
+    rewards = [t.reward for t in probe.trajectories]
+    if has_variance(rewards) or min(rewards, default=0.0) <= 0:
         return ""
-    values = {name: [*chain.from_iterable(groups)] for name, groups in task_values(probe).items()}
-    full = (name for name in sorted(values) if len(values[name]) == len(probe.trajectories) and {*values[name]} == {1})
-    return "" if any(not any(numbers) for numbers in values.values()) else next(full, "")
+    return next((name for name in SUCCESS_METRICS if all(t.metrics.get(name) == 1 for t in probe.trajectories)), "")
 
 
 def count_copies(probe: Probe) -> int:
-    """Return how many replies occur in the prompt (system and user messages), or 0 if they are less than 30 %."""
+    """Return how many replies are a part of their prompt (tool results excluded), or 0 if fewer than 30 % are."""
     n_copies = 0
     for trajectory in probe.trajectories:
         prompt = ""
-        for message in trajectory.messages():
-            text = " ".join(content_texts(message)).strip()
-            n_copies += message["role"] == "assistant" and len(text) > 2 and text in prompt
-            prompt += f"\n{text}" if message["role"] in ("system", "developer", "user") else ""
+        for entry in trajectory.messages_and_choices:
+            if is_choice(entry):
+                text = re.escape((entry.message.content or "").strip())
+                n_copies += bool(text) and re.search(rf"(?<!\w){text}(?!\w)", prompt) is not None
+            elif entry.get("role") != "tool":
+                prompt += "\n" + " ".join(content_texts(entry))
     return n_copies if n_copies >= 0.3 * len(probe.choices) else 0
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f792
 def reply_preview(choice: Choice) -> str:
     """Return the text of a reply, or its first tool call."""
-    calls = (call.function for call in choice.message.tool_calls or () if call.type == "function")
-    return choice.message.content or next((f"{call.name}({call.arguments})" for call in calls), "")
+    return choice.message.content or next(call_texts(choice.message.model_dump()), "")
 
 
 ADDED_METRICS = frozenset({"duration", "completion_tokens"})  # art_nb adds these to each trajectory
@@ -385,9 +384,7 @@ def _credit_advice(probe: Probe) -> str:
     ]
     if varying:
         names = ", ".join(varying[:3])
-        return (
-            f"give partial credit, for example for metrics that differ while the rewards of a group are equal ({names})"
-        )
+        return f"give partial credit (metrics that differ in groups with equal rewards: {names})"
     return "reward something that the model already does sometimes" if values else "give partial credit"
 
 
@@ -396,13 +393,12 @@ def success_advice(probe: Probe) -> str:
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
     is_restricted = any(sampled_tokens(choice).guide for choice in probe.choices)
-    repeated = "or repeat the warm-up with more examples, or with a learning_rate up to 1e-3"
     steps = [
         "put the instruction into the user message" if has_system else "",
-        f"try the prompt {'without' if count_copies(probe) else 'with several'} sample replies",
+        "try the prompt with several sample replies and without any",
         _credit_advice(probe),
         "" if is_restricted else "restrict replies of a fixed format (response_format, guided_regex, guided_choice)",
-        repeated if probe.step else "or warm up with model.train_sft(…)",
+        "or warm up with (more) examples: model.train_sft(…)",
     ]
     return (
         f"If the replies are good, use harder scenarios. Otherwise, {', '.join(filter(None, steps))}. "
@@ -426,7 +422,7 @@ def check_success(probe: Probe) -> Check:
         advice = "The task may be solved: evaluate the model on new scenarios with art.evaluate, or use harder ones."
         return Check("success", "warn", finding, advice)
     copies = count_copies(probe)
-    copied = f" {_share(copies, len(probe.choices))} replies occur in the prompt, word for word." if copies else ""
+    copied = f" {_share(copies, len(probe.choices))} replies are a part of the prompt." if copies else ""
     if not better:
         finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{_first_replies(probe)}"
         return Check("success", "warn", f"{finding}{copied}", tools_advice(probe) or success_advice(probe))
@@ -695,7 +691,7 @@ async def doctor(
         probe = await run_probe(
             model, rollout, first_scenarios, rollouts_per_group, timeout_s, label, request_overrides
         )
-    probe.per_step, probe.step = per_step, await model.get_step()
+    probe.per_step = per_step
     checks = TRAINABLE_CHECKS if model.trainable else PROMPTED_CHECKS
     if not probe.trajectories:
         checks = (check_registration, check_rollouts, check_rewards)

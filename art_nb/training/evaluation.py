@@ -15,6 +15,7 @@ __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_i
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
+import textwrap
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -24,10 +25,9 @@ from typing import Any, TypedDict, Unpack
 
 from ..core.aio import limit_concurrency, with_timeout
 from ..core.events import print_warnings
-from ..core.jsonable import one_line
 from ..core.types import RolloutError
 from ..models.clients import at_step
-from ..rollouts.entries import content_texts
+from ..rollouts.entries import call_texts, content_texts
 from ..rollouts.gather import gather_trajectories
 from ..rollouts.tracers import rollout_labels
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup
@@ -172,14 +172,16 @@ class EvaluationDifference:
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #cd41f190
 def conversation_lines(trajectory: Trajectory) -> list[str]:
-    """Return a line for each message of a trajectory, without system messages. Control characters are escaped."""
+    """Return a line for each of the first two and last four messages of a trajectory, without system messages.
+
+    Control characters are escaped, and long messages are shortened.
+    """
     lines = []
     for message in trajectory.messages():
-        calls = (call.get("function") or {} for call in message.get("tool_calls") or ())
-        texts = [*content_texts(message), *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]
-        if message["role"] not in ("system", "developer"):
-            lines.append(f"  {message['role']}: {one_line(' '.join(texts), 100)!r}")
-    return lines
+        text = " ".join([*content_texts(message), *call_texts(message)])
+        if message.get("role") not in ("system", "developer"):
+            lines.append(f"  {message.get('role')}: {textwrap.shorten(text, 100, placeholder=' …')!r}")
+    return lines if len(lines) <= 6 else [*lines[:2], f"  … {len(lines) - 6} messages", *lines[-4:]]
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98e
 @dataclass(slots=True)
@@ -310,8 +312,8 @@ class Evaluation:
             values.setdefault(position, []).append(value)
         return {position: sum(of_scenario) / len(of_scenario) for position, of_scenario in values.items()}
 
-    def worst(self, n: int = 3, metric: str | None = None) -> str:
-        """Return the conversations of the trajectories with the lowest values, as text for a terminal.
+    def worst_text(self, n: int = 3, metric: str | None = None) -> str:
+        """Return the conversations with the lowest values as text, to print them. Failed rollouts are left out.
 
         Parameters
         ----------
@@ -323,11 +325,12 @@ class Evaluation:
         Returns
         -------
         str
-            The value and the messages of each trajectory, without system messages. Each message is one line.
+            The value of each trajectory, and its messages without system messages, one line each.
         """
-        rows = sorted(zip(self.values(metric), self.trajectories, strict=True), key=lambda row: row[0])[:n]
-        titles = [f"{metric or self.metric} {value:.3g}:" for value, _ in rows]
-        return "\n".join(line for title, (_, t) in zip(titles, rows) for line in (title, *conversation_lines(t)))
+        values, lines = self.values(metric), []
+        for i in sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), values[i]))[:n]:
+            lines += [f"{metric or self.metric} {values[i]:.3g}:", *conversation_lines(self.trajectories[i])]
+        return "\n".join(lines)
 
     def __repr__(self):
         low, high = self.ci95()

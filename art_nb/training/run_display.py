@@ -200,7 +200,9 @@ class Bar:
         row = p.rows[-1]
         if row["step"] > self._printed_step:
             self._printed_step = row["step"]
-            tqdm.write(f"{step_count(row['step'], p.steps).capitalize()}: {metrics_line(row)}")
+            left = format_eta(p, time.time()) if self._bar.disable else ""  # a visible bar shows it
+            values = ", ".join(filter(None, [metrics_line(row), left]))
+            tqdm.write(f"{step_count(row['step'], p.steps).capitalize()}: {values}")
         for warning in run_warnings(p):
             if warning.key not in self._printed_warnings:
                 self._printed_warnings.add(warning.key)

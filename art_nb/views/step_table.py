@@ -34,7 +34,7 @@ _COLUMN_TYPES = {
     "id": "<u4",
     "group": "<u4",
     "step": "<u2",
-    "idx_in_group": "u1",
+    "idx_in_group": "<u2",
     "status": "u1",
     "reward": "<f4",
     "advantage": "<f4",
@@ -43,7 +43,7 @@ _COLUMN_TYPES = {
     "tools": "u1",
     "tokens": "<u2",
     "flags": "<u2",
-    "pad": "<u2",
+    "pad": "u1",
 }
 COLUMNS, COLUMN_NAMES = np.dtype([*_COLUMN_TYPES.items()]), tuple(_COLUMN_TYPES)
 FLAGS = {"zero_variance": 1, "truncated": 2, "overridden": 4, "injection": 8, "exception": 16}
@@ -114,7 +114,7 @@ def build_table(
     index = np.arange(len(table)) - (np.cumsum(sizes) - sizes)[group]
     is_finished = index < facts.finished[group]
     table["id"], table["group"], table["step"] = np.arange(len(table)), group, min(facts.step, 65535)
-    table["idx_in_group"], table["status"] = _limited(index, np.dtype("u1")), ~is_finished
+    table["idx_in_group"], table["status"] = _limited(index, np.dtype("u2")), ~is_finished
     for name in ("reward", "advantage", "ruler"):
         table[name] = np.nan
     _fill(table, is_finished, facts, rule)

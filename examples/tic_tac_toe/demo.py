@@ -41,9 +41,12 @@ def new_model(path: str) -> art.TrainableModel:
 
 
 def summary(evaluation: art.Evaluation) -> str:
-    """Return the share of games that the model won, with its interval, and of those that an illegal move ended."""
+    """Return the shares of games that were won, with the interval, drawn, lost, and ended by an illegal move."""
     won, low, high, illegal = (100 * x for x in (evaluation.mean(), *evaluation.ci95(), evaluation.mean("illegal")))
-    return f"won {won:.1f} % (95 % interval {low:.1f} to {high:.1f}), illegal move in {illegal:.1f} %"
+    rewards = evaluation.values("reward")
+    drawn, lost = (100 * rewards.count(reward) / len(rewards) for reward in (0.5, 0.0))
+    interval = f"95 % interval {low:.1f} to {high:.1f}"
+    return f"won {won:.1f} % ({interval}), drawn {drawn:.1f} %, lost {lost:.1f} %, illegal move {illegal:.1f} %"
 
 
 async def main(model: art.TrainableModel, steps: int, groups: int, games: int, warm_up: int, path: str) -> dict:
@@ -95,7 +98,12 @@ def next_commands(model: art.TrainableModel) -> str:
     command = Path(sys.executable).with_name("art-nb")
     viewer = os.path.relpath(command) if command.is_file() else "art-nb"
     run = os.path.relpath(model.store.path)
-    return f"Read the games:  {viewer} view {run}\nTrain yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb"
+    lines = [
+        f"Read all games:  {viewer} view --notebook {run}",
+        f"Read a report:   {viewer} view {run}",
+        "Train yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

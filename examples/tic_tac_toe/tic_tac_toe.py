@@ -95,7 +95,7 @@ async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory
 
 
 async def practice(model: art.Model, seed: int) -> art.Trajectory:
-    """Play a game to train on.
+    """Play tic-tac-toe as x. The reward is 1 for a win, 0.5 for a draw, 0 for a loss, and -1 for an illegal move.
 
     One in four games has no opening moves. The others begin after random opening moves, so that they are shorter.
     """

@@ -88,3 +88,10 @@ async def test_a_bar_is_drawn_again_in_a_terminal_and_not_in_a_file(monkeypatch,
         last = file.getvalue()
         await asyncio.sleep(0.1)
         assert file.getvalue() == last
+
+
+def test_a_short_operation_writes_no_line_into_a_file():
+    file = io.StringIO()
+    with progress_bar(total=2, desc="short", file=file, delay=60) as bar:
+        bar.update(2)
+    assert file.getvalue() == ""

@@ -67,13 +67,15 @@ HISTORIES = {
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
     "solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1, **HIGHEST),
-    "partly_solved": changed(healthy(), 3, train__reward=0.97, data__step_num_groups_trainable=1),
+    "partly_solved": changed(
+        healthy(), 3, train__reward=0.9, data__step_num_groups_trainable=1, **HIGHEST | {"data__num_groups_highest": 5}
+    ),
     "reward_without_success": changed(healthy(), 12, train__solved=0.0),
     "unchanged_metric": changed(healthy(), 30, train__state=lambda i: 0.5 + 0.04 * (-1) ** i),
     "kl_blow_up": changed(healthy(), 1, loss__kl_policy_ref=4.0),
     "drift": changed(healthy(), 2, offpolicy__logprob_diff_mean=0.3),
     "much_clipped": changed(healthy(), 2, loss__clipped_token_fraction=0.45),
-    "entropy_collapse": changed(healthy(), 3, loss__entropy=0.03),
+    "entropy_collapse": changed(healthy(), 3, loss__entropy=0.03, train__reward=0.5),
     "length_collapse": changed(healthy(), 4, train__completion_tokens=6),
     "truncation": changed(healthy(), 3, train__truncated=0.5),
     "mostly_truncated": changed(healthy(), 3, train__truncated=0.97),
@@ -247,7 +249,8 @@ def test_a_run_that_solves_a_part_of_its_scenarios_is_not_solved():
     warnings = {warning.key: warning for warning in diagnose(rows)}
     assert "solved" not in warnings
     assert (
-        "62% of the groups got only the highest reward, and 38% got equal, lower" in warnings["partly_solved"].finding
+        "62% of the groups got only the highest reward of the run, and 38% got equal, lower"
+        in warnings["partly_solved"].finding
     )
 
 

@@ -604,3 +604,11 @@ def test_threads_that_load_a_tokenizer_at_the_same_time_get_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"] * 8, done.stderr
+
+
+def test_rollouts_of_a_large_group_have_their_own_numbers():
+    """An evaluation is one group, for example of 500 rollouts."""
+    trajectories = [Trajectory(messages_and_choices=[], reward=0.0) for _ in range(500)]
+    index = open_rollouts(TrajectoryGroup(trajectories))
+    index.load()
+    assert index.table["idx_in_group"].tolist() == list(range(500))
