@@ -24,6 +24,7 @@ from ..core.types import ArtError
 from .base import Panel, command, static
 from ..reports.html import table, tag
 from ..rewards.journal import Journal, override
+from ..rollouts.trajectories import Trajectory
 from ..runs.store import RunStore, find_runs, is_run
 from ..training.evaluation import conversation_lines
 from ..views.index import RolloutIndex, open_rollouts, resolve
@@ -108,8 +109,9 @@ def rollouts_text(index: RolloutIndex) -> str:
     title = f"{one_line(index.title)}, step {step} of {split}: {quantity(len(table), 'rollout')}"
     lines = [f"{title}. A notebook displays all of them. Elsewhere, use art.report or `art-nb view`."]
     for row in dict.fromkeys([rows[0], rows[len(rows) // 2], rows[-1]] if rows else []):
-        rollout = index.locate(row)
-        lines += [f"reward {rollout.values['reward']:.3g}:", *conversation_lines(rollout.trajectory)]
+        trajectory = index.locate(row).trajectory
+        assert isinstance(trajectory, Trajectory)  # its status is 0
+        lines += [f"reward {trajectory.reward:.3g}:", *conversation_lines(trajectory)]
     return "\n".join(lines)
 
 # %% ../../nbs/85_panels/40_viewer.ipynb #6f1c298d

@@ -348,7 +348,7 @@ def count_copies(probe: Probe) -> int:
             if is_choice(entry):
                 text = re.escape((entry.message.content or "").strip())
                 n_copies += bool(text) and re.search(rf"(?<!\w){text}(?!\w)", prompt) is not None
-            elif entry.get("role") != "tool":
+            elif isinstance(entry, dict) and entry.get("role") != "tool":
                 prompt += "\n" + " ".join(content_texts(entry))
     return n_copies if n_copies >= 0.3 * len(probe.choices) else 0
 

@@ -200,7 +200,8 @@ class Bar:
         row = p.rows[-1]
         if row["step"] > self._printed_step:
             self._printed_step = row["step"]
-            left = format_eta(p, time.time()) if self._bar.disable else ""  # a visible bar shows it
+            is_hidden = self._bar is None or self._bar.disable
+            left = format_eta(p, time.time()) if is_hidden else ""  # a visible bar shows it
             values = ", ".join(filter(None, [metrics_line(row), left]))
             tqdm.write(f"{step_count(row['step'], p.steps).capitalize()}: {values}")
         for warning in run_warnings(p):
