@@ -69,7 +69,7 @@ class StarterTask:
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #74367e5e
 ONE_REPLY = StarterTask(
     model="desk-001",
-    settings="steps=12, groups_per_step=4, rollouts_per_group=8, learning_rate=5e-4",
+    settings="steps=12, groups_per_step=8, rollouts_per_group=4, learning_rate=5e-4",
     title="Ask the customer: one message, one reply",
     about="""\
 A model works at a help desk. A customer describes a problem, and the model asks one short question about it.""",
