@@ -5120,6 +5120,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'art_nb.reports.report': { 'art_nb.reports.report._curves': ('80_reports/report.html#_curves', 'art_nb/reports/report.py'),
                                        'art_nb.reports.report._extremes_html': ( '80_reports/report.html#_extremes_html',
                                                                                  'art_nb/reports/report.py'),
+                                       'art_nb.reports.report._low_rollouts': ( '80_reports/report.html#_low_rollouts',
+                                                                                'art_nb/reports/report.py'),
                                        'art_nb.reports.report._reason': ('80_reports/report.html#_reason', 'art_nb/reports/report.py'),
                                        'art_nb.reports.report._rollout_sections': ( '80_reports/report.html#_rollout_sections',
                                                                                     'art_nb/reports/report.py'),

@@ -89,6 +89,14 @@ def _write_page(file: str | Path, make: Callable[[DetailLevel], str]) -> Path:
     raise StoreError(f"{message} Select fewer groups or rollouts.")
 
 # %% ../../nbs/80_reports/40_report.ipynb #eb2f59c6
+def _low_rollouts(ranked: np.ndarray) -> np.ndarray:  # rows in descending order of their rewards
+    """Return rows with low rewards: one of each reward below the highest one, then the others."""
+    rows = ranked[::-1]
+    _, first = np.unique(rows["reward"], return_index=True)
+    first = first[:-1] if len(first) > 1 else first
+    return np.concatenate([rows[first], np.delete(rows, first)])
+
+
 def extreme_rollouts(
     index: RolloutIndex, split: str, step: int, count: int = 3
 ) -> dict[int, str]:  # by row, why it was selected
@@ -99,7 +107,7 @@ def extreme_rollouts(
     ranked = rows[has_reward][np.argsort(-rows["reward"][has_reward], kind="stable")]
     each = max(1, min(count, len(ranked) // 2))
     selected = dict.fromkeys(ranked["id"][:each].tolist(), "highest reward")
-    lowest = dict.fromkeys(ranked["id"][each:][-each:][::-1].tolist(), "lowest reward")
+    lowest = dict.fromkeys(_low_rollouts(ranked[each:])["id"][:each].tolist(), "low reward")
     if len(ranked) and np.ptp(ranked["reward"]) == 0:
         selected, lowest = dict.fromkeys(selected, "all rewards are equal"), {}
     failed = rows[~has_reward][:count]

@@ -285,9 +285,12 @@ def test_the_best_the_worst_and_the_failed_rollouts(tmp_path):
     index = load_all([group(rewards, failed=[ValueError("late <b>")] * 5), group([float("nan")])])
     selected = extreme_rollouts(index, "train", 0)
     assert [rewards[row] for row, why in selected.items() if why == "highest reward"] == [9, 8, 7]
-    assert [rewards[row] for row, why in selected.items() if why == "lowest reward"] == [1, 2, 3]
+    assert [rewards[row] for row, why in selected.items() if why == "low reward"] == [1, 2, 3]
     assert [*selected.values()].count("failed") == 3
     assert extreme_rollouts(index, "train", 7) == {}
+    games = load_all([group([1] * 9 + [0.5, -1, -1, -1, -1, 0])])
+    low = [row for row, why in extreme_rollouts(games, "train", 0).items() if why == "low reward"]
+    assert [float(games.table["reward"][row]) for row in low] == [-1, 0, 0.5]  # not three times the lowest one
     assert {*extreme_rollouts(load_all([group([float("nan")])]), "train", 0).values()} == {"the reward is not a number"}
     assert {*extreme_rollouts(load_all([group([2] * 5)]), "train", 0).values()} == {"all rewards are equal"}
     assert [*extreme_rollouts(load_all([group([2])]), "train", 0)] == [0]
