@@ -89,7 +89,8 @@ def test_failures_of_an_evaluation_name_their_split(tmp_path):
     text = str(art.failures(store))
     assert ": 5 rollouts, 3 in evaluations\n" in text
     assert "Exceptions: 3 of 5 rollouts, 2 in evaluations\n" in text
-    assert "    ValueError: full (val): 2\n    ValueError: full: 1" in text
+    assert "    ValueError: full (val): 2, for example in step 1 of val\n" in text
+    assert "    ValueError: full: 1, for example in step 1 of train\n" in text
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):
