@@ -3079,6 +3079,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'art_nb/learners/sft_rows.py'),
                                           'art_nb.learners.sft_rows._to_row': ( '35_learners/sft_rows.html#_to_row',
                                                                                 'art_nb/learners/sft_rows.py'),
+                                          'art_nb.learners.sft_rows.sft_batch_size': ( '35_learners/sft_rows.html#sft_batch_size',
+                                                                                       'art_nb/learners/sft_rows.py'),
                                           'art_nb.learners.sft_rows.sft_batches': ( '35_learners/sft_rows.html#sft_batches',
                                                                                     'art_nb/learners/sft_rows.py'),
                                           'art_nb.learners.sft_rows.sft_rows': ( '35_learners/sft_rows.html#sft_rows',

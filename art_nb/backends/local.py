@@ -40,6 +40,7 @@ from ..core.events import Bus, Event, GradientStep, print_warnings
 from ..core.progress_bars import progress_bar, refresh_regularly
 from ..core.types import BackendMissing, LocalTrainResult, ServeError, TrainSFTConfig
 from ..learners.settings import StepConfig
+from ..learners.sft_rows import sft_batch_size
 from ..models.clients import httpx, served_name
 from ..models.model import ModelBackend
 from ..rollouts.trajectories import Trajectory, TrajectoryGroup, check_groups
@@ -153,8 +154,7 @@ def batch_progress(
 async def _train_with_progress(
     runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig
 ) -> LocalTrainResult:
-    size = 2 if config.batch_size == "auto" else config.batch_size
-    total = math.ceil(len(trajectories) / size) if isinstance(trajectories, Sized) else None
+    total = math.ceil(len(trajectories) / sft_batch_size(config)) if isinstance(trajectories, Sized) else None
     with batch_progress(runtime, "SFT", total):
         options = planned_options(runtime.plan)
         return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options)

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,9 +24,9 @@ def model_of_run(path: str) -> "TrainableModel":
     """
     from art_nb.core.types import StoreError
     from art_nb.models.model import TrainableModel
-    from art_nb.runs.store import RunStore, find_runs, is_run
+    from art_nb.runs.store import RunStore, find_runs
 
-    runs = [Path(path)] if is_run(Path(path)) else find_runs(path)
+    runs = find_runs(path)
     if len(runs) != 1:
         content = f"{len(runs)} runs: {', '.join(map(str, runs[:5]))}" if runs else "no run"
         raise StoreError(

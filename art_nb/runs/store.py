@@ -381,6 +381,8 @@ def find_runs(path: str | Path) -> list[Path]:
         The run directories, sorted. Empty if there are none.
     """
     path = Path(path)
+    if is_run(path):
+        return [path]  # its directory `checkpoints` alone would also be a run
     folders = [path, *path.glob("*"), *path.glob("models/*"), *path.glob("*/models/*")]
     runs = sorted({folder for folder in folders if is_run(folder)})
     return runs or (find_runs(path / ".art") if (path / ".art").is_dir() else [])
