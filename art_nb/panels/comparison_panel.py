@@ -31,6 +31,15 @@ class ComparisonPanel(RolloutViewer):
         self.comparison = RunComparison(stores_of(runs))
         super().__init__(self.comparison.index, **traits)
 
+    def __str__(self) -> str:
+        """Return the comparison as text. All rollouts are read."""
+        from art_nb.reports.static_comparison import comparison_text
+
+        return comparison_text(self.comparison)
+
+    def __repr__(self) -> str:
+        return "ComparisonPanel: a notebook displays it. Elsewhere, print(panel) shows the comparison as text."
+
     def html(self) -> str:
         """Return the static form. Rollouts are read for at most three seconds."""
         from art_nb.reports.static_comparison import static_comparison
@@ -77,8 +86,8 @@ def compare(*runs: PlotSource | Iterable[PlotSource]) -> ComparisonPanel:
     Returns
     -------
     ComparisonPanel
-        The panel. Put it in the last line of a cell to display it. Outside of a notebook, `panel.html()` returns it as
-        static HTML.
+        The panel. Put it in the last line of a cell to display it. Outside of a notebook, `print(panel)` shows it as
+        text, and `panel.html()` returns it as static HTML.
 
     Raises
     ------

@@ -124,15 +124,23 @@ def reads_tokens(tokenizer: Any) -> bool:
         return False
 
 
-def _terminals(text: str, tokenizer: Any) -> str:
-    """Return the part of a grammar that matches a text, with each added token as one symbol."""
+@lru_cache(maxsize=4)
+def _added_tokens(tokenizer: Any) -> tuple[dict[str, int], re.Pattern[str]]:
+    """Return the IDs of the added tokens by text, and the pattern of these texts."""
     vocabulary = tokens_of(tokenizer)
     added = {
         token.content: id
         for id, token in tokenizer.added_tokens_decoder.items()
         if token.content and vocabulary.is_special_token(id)
     }
-    pieces = re.split(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})", text) if added else [text]
+    texts = sorted(added, key=len, reverse=True)  # longer texts first: a text may begin with a shorter one
+    return added, re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")  # (?!) matches nothing
+
+
+def _terminals(text: str, tokenizer: Any) -> str:
+    """Return the part of a grammar that matches a text, with each added token as one symbol."""
+    added, pattern = _added_tokens(tokenizer)
+    pieces = pattern.split(text)
     return " ".join(f"<[{added[piece]}]>" if piece in added else json.dumps(piece) for piece in pieces if piece)
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #ed887682
