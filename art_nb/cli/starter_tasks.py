@@ -98,15 +98,17 @@ def criteria(reply, thing):
         "short": 3 <= len(reply.split()) <= 12,
         "about": thing in reply.lower()}""",
     rollout_text="""\
-A rollout sends the message of the customer. It returns the messages and the choice, which contains the sampled tokens.
-The metadata contains the word that a good question must contain. Only the reward reads it.""",
+A rollout sends the instruction and the message of the customer as one user message, because small models often ignore a
+system prompt. It returns the messages and the choice, which contains the sampled tokens. The metadata contains the word
+that a good question must contain. Only the reward reads it. If your replies have a fixed format, restrict them:
+`create(…, extra_body={"guided_regex": "(yes|no)"})`.""",
     rollout="""\
-SYSTEM = "You work at the help desk of a shop. Ask the customer one short question about the problem."
+INSTRUCTION = "You work at the help desk of a shop. Ask the customer one short question about the problem."
 
 
 async def rollout(model, scenario):
     problem, thing = scenario
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem}]
+    messages = [{"role": "user", "content": f"{INSTRUCTION}\\n\\n{problem}"}]
     completion = await model.openai_client().chat.completions.create(
         model=model.get_inference_name(), messages=messages, max_completion_tokens=24)
     choice = completion.choices[0]
@@ -518,7 +520,9 @@ class Scoring:
     can_evaluate: bool = True  # a rollout has a reward without the others of its group
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d2
-RULE_TEXT = "The reward is a rule: a function of the finished trajectory. Replace it with your own."
+RULE_TEXT = """\
+The reward is a rule: a function of the finished trajectory. Replace it with your own. The model learns only from groups
+whose rewards differ. If the untrained model never meets your criterion, split it into easier ones, like here."""
 JUDGE_TEXT = """\
 A judge scores the rollouts of a group with numbers from 0 to 1. This judge is a Python function, which needs no API
 key. It returns a score and a reason. To let a language model judge, replace `judge` in `after_each` with its name in

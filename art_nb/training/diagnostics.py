@@ -203,7 +203,7 @@ def equal_rewards(rows: HistoryRows) -> str | None:
 
 def solved(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have the highest rewards, otherwise `None`."""
-    if not mostly_flat(rows) or share_of_highest(rows) < 0.75:
+    if not mostly_flat(rows) or share_of_highest(rows) < 0.75 or constant_reward(rows):
         return None
     return f"In the last 3 steps every reward was the highest of the run in {share_of_highest(rows):.0%} of the groups."
 
@@ -399,9 +399,10 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         constant_reward,
         "The reward is constant",
-        "Call your reward function with a reply that you write yourself and that deserves a reward. If the reward is "
-        "computed correctly, the task is too hard: give partial credit or use easier scenarios. "
-        "`await art.doctor(model, rollout, scenarios)` shows the rewards of a few groups.",
+        "Stop the run. Call your reward function with a reply that you write yourself and that deserves a reward. If "
+        "the reward is computed correctly and is the lowest one, the task is too hard: give partial credit or use "
+        "easier scenarios. If it is the highest one, the task is solved. `await art.doctor(model, rollout, scenarios)` "
+        "shows the rewards of a few groups.",
     ),
     (
         ruined,
