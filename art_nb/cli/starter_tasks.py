@@ -333,13 +333,12 @@ about 20 minutes on processors without AVX512-BF16.
 
 For your own agent, replace:
 
-- its import, its data (`agent.SHELVES`), and `connect` if the names of its client and its model are different
+- its import, its data (`agent.SHELVES`), and `connect`: how it gets the address and the name of the model
+- `LIMITS`, if it sets no token limit
 - the questions, the call in `rollout`, the reward with its test, and `example`
 - the name and the project of the model
 
-Then `shelf_agent.py` is no longer needed. `OVERRIDES` replaces fields of the agent's requests in training, which needs
-a temperature of about 1. If your agent sets no token limit, add `"max_tokens": 48`, and pass this field as
-`request_overrides` to `art.evaluate` too.""",
+Then `shelf_agent.py` is no longer needed.""",
     task="""\
 import asyncio
 import json
@@ -357,16 +356,21 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
 
 
 def connect(model):
-    \"\"\"Let the agent send its requests to the model. An asynchronous agent needs `model.openai_client()`.
+    \"\"\"Let the agent send its requests to the model.
 
     All rollouts share the agent's module, so do not evaluate another step while the model trains.
     \"\"\"
+    # this agent has a client in its module; for an asynchronous one: agent.client = model.openai_client()
     if agent.client.api_key != model.inference_api_key:  # each endpoint has its own key
         agent.client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     agent.MODEL = model.get_inference_name()
+    # an agent that creates its client in each call reads variables instead. Replace MODEL by the name that it reads:
+    # os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = model.inference_base_url, model.inference_api_key
+    # os.environ["MODEL"] = model.get_inference_name()
 
 
-OVERRIDES = {"temperature": 1}
+LIMITS = {}  # replaces fields of the agent's requests. If it sets no token limit: {"max_tokens": 48}
+OVERRIDES = LIMITS | {"temperature": 1}  # the same in training, which needs a temperature of about 1
 
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
@@ -383,7 +387,10 @@ random.Random(2).shuffle(scenarios)
 
 
 def example(scenario):
-    \"\"\"Return a right conversation for the warm-up. Its messages are those that the agent sends.\"\"\"
+    \"\"\"Return a right conversation for the warm-up. Its messages are those that the agent sends.
+
+    With several tools, the scenario determines the tool and its arguments.
+    \"\"\"
     question, item = scenario
     function = {"name": "find_shelf", "arguments": json.dumps({"item": item})}
     result = agent.find_shelf(item)
@@ -476,7 +483,7 @@ if __name__ == "__main__":
         (
             "code",
             """\
-before = await art.evaluate(model, rollout, held_out, step=0, metric="right")
+before = await art.evaluate(model, rollout, held_out, step=0, metric="right", request_overrides=LIMITS)
 print(before)""",
         ),
         (
@@ -490,10 +497,10 @@ changes little: use fewer examples, or harder questions. The doctor then checks 
             "code",
             """\
 if await model.get_step() == 0:
-    examples = [example(scenario) for scenario in scenarios[:40]]
+    examples = [example(scenario) for scenario in scenarios[:40]]  # about 40 for each tool
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
-warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
+warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right", request_overrides=LIMITS)
 print(warmed_up)""",
         ),
     ),
@@ -503,7 +510,7 @@ questions without training, and the three worst rollouts. Six steps are few: in 
 answers from 0.55 to 0.73, and in another one they changed nothing. If the interval of the first difference contains 0,
 increase `steps` and run again.""",
     after="""\
-after = await art.evaluate(model, rollout, held_out, metric="right")
+after = await art.evaluate(model, rollout, held_out, metric="right", request_overrides=LIMITS)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",
 )
 
