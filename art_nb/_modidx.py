@@ -3165,6 +3165,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'art_nb/models/model.py'),
                                      'art_nb.models.model.Model._check_record': ( '15_models/model.html#model._check_record',
                                                                                   'art_nb/models/model.py'),
+                                     'art_nb.models.model.Model._check_settings': ( '15_models/model.html#model._check_settings',
+                                                                                    'art_nb/models/model.py'),
                                      'art_nb.models.model.Model._get_output_dir': ( '15_models/model.html#model._get_output_dir',
                                                                                     'art_nb/models/model.py'),
                                      'art_nb.models.model.Model._log': ('15_models/model.html#model._log', 'art_nb/models/model.py'),

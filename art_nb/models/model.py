@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from openai import AsyncOpenAI, Timeout
-from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 from typing_extensions import TypeVar
 
 from ..core.events import Bus
@@ -245,6 +245,13 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     _metrics: MetricsBuilder | None = PrivateAttr(None)  # created at the first use from the run's state
     _cost_calculator: CostCalculator | None = PrivateAttr(None)
     _unwritten: dict[tuple, dict[str, Any]] = PrivateAttr(default_factory=dict)  # rows that could not be written
+
+    @field_validator("config")
+    @classmethod
+    def _check_settings(cls, config: ConfigType | None) -> ConfigType | None:
+        if type(config) is BaseModel:  # pydantic creates it from a dict, without the values
+            raise ValueError("expected an instance of your own pydantic class, not a dict")
+        return config
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():

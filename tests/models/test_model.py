@@ -177,6 +177,9 @@ def test_typed_config_and_unknown_fields(tmp_path):
     assert typed.model_dump()["_internal_config"] == {"x": 1}
     assert typed.safe_model_dump()["config"] is None
     assert TrainableModel(**fields, config=Setup()).model_dump()["config"] == {"turns": 3}
+    assert TrainableModel[Setup](**fields, config={"turns": 5}).config == Setup(turns=5)
+    with pytest.raises(ValueError, match="not a dict"):
+        TrainableModel(**fields, config={"turns": 5})
     with pytest.raises(ValidationError, match="base_mdl"):
         TrainableModel(name="a", project="p", base_mdl="b")
 
