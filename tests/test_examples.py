@@ -63,8 +63,14 @@ def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir
     command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
-    *_, baselines, games, report, _, results = done.stdout.splitlines()
+    *_, untrained, warmed_up, trained, baselines, _, _, games, lost, report, _, results = done.stdout.splitlines()
+    assert [line.split()[:2] for line in (untrained, warmed_up, trained)] == [
+        ["untrained", "won"],
+        ["warmed-up", "won"],
+        ["trained", "won"],
+    ]
     assert baselines.startswith("For comparison: random legal moves win 44 %")
+    assert "step = 2 and split = val and reward = 0" in lost
     assert games.split()[-3:-1] == ["view", "--notebook"]
     assert games.split()[-1] == report.split()[-1]
     run = art.open_run(tic_tac_toe / report.split()[-1])
