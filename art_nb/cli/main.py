@@ -317,10 +317,10 @@ def writable_folder(folder: Path) -> Path:
 def write_pages(path: Path) -> Path:
     """Write a report beside the files of each run in `path`. Return the page to open: a report or the list of runs."""
     from art_nb.reports.report import report, report_name
-    from art_nb.runs.store import find_runs, is_run
+    from art_nb.runs.store import find_runs
     from art_nb.views.index import load_all
 
-    runs = find_runs(path) if path.is_dir() and not is_run(path) else []
+    runs = find_runs(path) if path.is_dir() else []
     if len(runs) > 1:
         return write_run_list(path, runs)
     index = load_all(path)

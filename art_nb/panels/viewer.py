@@ -25,7 +25,7 @@ from .base import Panel, command, static
 from ..reports.html import table, tag
 from ..rewards.journal import Journal, override
 from ..rollouts.trajectories import Trajectory
-from ..runs.store import RunStore, find_runs, is_run
+from ..runs.store import RunStore, find_runs
 from ..training.evaluation import conversation_lines
 from ..views.index import RolloutIndex, open_rollouts, resolve
 from art_nb.views.replies import (
@@ -262,6 +262,6 @@ def view(what: Any) -> RolloutViewer | RunList:
     RunList
         If the path contains several runs: their paths, steps and rewards.
     """
-    if isinstance(what, (str, Path)) and not is_run(Path(what)) and len(runs := find_runs(what)) > 1:
+    if isinstance(what, (str, Path)) and len(runs := find_runs(what)) > 1:
         return RunList(Path(what), runs)
     return RolloutViewer(what)
