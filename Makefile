@@ -155,7 +155,7 @@ clean:  ## delete build results (keeps the environment and the model cache)
 
 install: weights  ## create .venv, install the packages and download the embedded model
 	@$(BIN)/python -c 'from importlib.metadata import version as v; print("Installed: art_nb", v("art_nb") + ", torch", v("torch"))'
-	@echo "Next: make demo, or make lab"
+	@echo "Next: make demo, or make lab. For your own task, in a new folder: . $(abspath $(BIN))/activate, then art-nb init"
 
 weights: $(STAMP)
 	@$(BIN)/python -c "from art_nb.models.weights import fetch; fetch('smollm2-135m')"

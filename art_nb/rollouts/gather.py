@@ -324,6 +324,8 @@ def _show_progress(
 
         def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
+            if bar.n == 0:  # the estimate of the remaining time leaves out the time until the first rollout ends
+                bar.last_print_t = time.time()
             bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens, names), refresh=False)
             bar.update(ended)
 

@@ -489,8 +489,9 @@ def no_variance_message(
         if all(map(has_unused_tools, trajectories)):
             return f"{equal}, and no reply calls one of the tools. {CALL_ADVICE}"
         return (
-            f"{equal}. If the scenarios are solved, choose harder ones. Otherwise, check that the rollout computes the "
-            "reward, and give partial credit or choose scenarios that are sometimes solved"
+            f"{equal}. One such step among others is harmless. If the scenarios are solved, choose harder ones. "
+            "Otherwise, check that the rollout computes the reward, and give partial credit or choose scenarios that "
+            "are sometimes solved"
         )
     highest = highest_reward_metrics(groups)["data/num_groups_highest"]
     if highest > sum(bool(group.trajectories) for group in groups) / 2:

@@ -385,7 +385,7 @@ def _credit_advice(probe: Probe) -> str:
     if varying:
         names = ", ".join(varying[:3])
         return f"give partial credit (metrics that differ in groups with equal rewards: {names})"
-    return "reward something that the model already does sometimes" if values else "give partial credit"
+    return "give partial credit: split the criterion into easier ones, and return each as a metric"
 
 
 FORMAT_EXAMPLE = """extra_body={"guided_regex": "(yes|no)"} in the request"""
@@ -396,16 +396,19 @@ def success_advice(probe: Probe) -> str:
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
     is_restricted = any(sampled_tokens(choice).guide for choice in probe.choices)
+    copies = count_copies(probe)
     steps = [
         "put the instruction into the user message" if has_system else "",
-        "try the prompt with several sample replies and without any",
-        _credit_advice(probe),
         "" if is_restricted else f"restrict replies of a fixed format, for example {FORMAT_EXAMPLE}",
-        "or warm up with (more) examples: model.train_sft(…)",
+        "remove the sample replies from the prompt, if it has any, because the model copies them" if copies else "",
+        _credit_advice(probe),
+        "" if copies else "add a few sample replies to the prompt",
+        "warm up with (more) examples: model.train_sft(…)",
     ]
+    numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
     return (
-        f"If the replies are good, use harder scenarios. Otherwise, {', '.join(filter(None, steps))}. "
-        "art.view(report.groups) shows all replies."
+        "If the replies are good, use harder scenarios. Otherwise, change one thing at a time and run the doctor "
+        f"again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
     )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f793

@@ -25,6 +25,7 @@ from typing import Any, TypedDict, Unpack
 
 from ..core.aio import limit_concurrency, with_timeout
 from ..core.events import print_warnings
+from ..core.jsonable import one_line
 from ..core.types import RolloutError
 from ..models.clients import at_step
 from ..rollouts.entries import call_texts, content_texts
@@ -325,11 +326,13 @@ class Evaluation:
         Returns
         -------
         str
-            The value of each trajectory, and its messages without system messages, one line each.
+            The value and the metadata of each trajectory, and its messages without system messages, one line each.
         """
         values, lines = self.values(metric), []
         for i in sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), values[i]))[:n]:
-            lines += [f"{metric or self.metric} {values[i]:.3g}:", *conversation_lines(self.trajectories[i])]
+            trajectory = self.trajectories[i]
+            metadata = f" {one_line(str(trajectory.metadata), 200)}" if trajectory.metadata else ""
+            lines += [f"{metric or self.metric} {values[i]:.3g}:{metadata}", *conversation_lines(trajectory)]
         return "\n".join(lines)
 
     def __repr__(self):

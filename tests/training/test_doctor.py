@@ -284,7 +284,7 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
 
     found = await examine(home, rollout)
     assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
-    assert "(metrics that differ in groups with equal rewards: polite), restrict" in found["success"].advice
+    assert "(metrics that differ in groups with equal rewards: polite)" in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 
