@@ -127,8 +127,8 @@ does not show progress from step to step. Read the replies in the viewer below."
 REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
-change `name` to start a new run. For your own task, change the cells above, and the examples in `{test}`: their
-metadata and replies. `pytest {test}` checks the cells without training. After you close the notebook,
+change `name` to start a new run. For your own task, change the cells above, and the examples of good and bad
+results in `{test}`. `pytest {test}` checks the cells without training. After you close the notebook,
 `art-nb serve .art/{project}/models/{name}` serves the trained model to programs that use the OpenAI API."""
 SCRIPT_END = """\
 async def main():

@@ -4,16 +4,21 @@
 
 # %% auto #0
 __all__ = ['REWARDS_TEXT', 'ONE_REPLY', 'TOOL_CALLS', 'GAME', 'AGENT', 'RULE_TEXT', 'JUDGE_TEXT', 'AFTER_EACH', 'TEST_REWARD',
-           'TEST_JUDGE', 'SCORINGS', 'TASKS', 'evaluate_before', 'evaluate_after', 'StarterTask', 'Scoring',
-           'scorings_of']
+           'TEST_JUDGE', 'SCORINGS', 'TASKS', 'metric_argument', 'evaluate_before', 'evaluate_after', 'StarterTask',
+           'Scoring', 'scorings_of']
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #ab1d86e4
 from collections.abc import Callable
 from dataclasses import dataclass
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #74367e5f
-def evaluate_before(option: str = "") -> tuple[tuple[str, str], ...]:
-    """Return the kind and the source of the cells before the training. `option` is a further argument of evaluate."""
+def metric_argument(metric: str) -> str:
+    """Return the argument of `art.evaluate` that chooses a metric."""
+    return "" if metric == "reward" else f', metric="{metric}"'
+
+
+def evaluate_before(metric: str = "reward") -> tuple[tuple[str, str], ...]:
+    """Return the kind and the source of the cells before the training. The last one evaluates `metric`."""
     return (
         (
             "markdown",
@@ -30,7 +35,7 @@ print(report)""",
         (
             "code",
             f"""\
-before = await art.evaluate(model, rollout, held_out, step=0{option})
+before = await art.evaluate(model, rollout, held_out, step=0{metric_argument(metric)})
 print(before)""",
         ),
     )
@@ -41,10 +46,10 @@ The mean reward of each step, and the evaluation of the trained model on the sam
 the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
 
 
-def evaluate_after(option: str = "") -> str:
-    """Return the code after the training."""
+def evaluate_after(metric: str = "reward") -> str:
+    """Return the code after the training, which evaluates `metric`."""
     return f"""\
-after = await art.evaluate(model, rollout, held_out{option})
+after = await art.evaluate(model, rollout, held_out{metric_argument(metric)})
 print(after, after.difference(before), after.worst_text(3), sep="\\n")"""
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #494add47
@@ -161,8 +166,8 @@ good, bad = Customer("lamp"), Customer("lamp")
     good.read("Does the lamp flicker?")
     bad.read("I cannot help you.")
     assert reward(good) > reward(bad)""",
-    before=evaluate_before(', metric="solved"'),
-    after=evaluate_after(', metric="solved"'),
+    before=evaluate_before("solved"),
+    after=evaluate_after("solved"),
 )
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #ac5ce0bc
@@ -344,10 +349,12 @@ about 20 minutes on processors without AVX512-BF16.
 
 For your own agent, replace:
 
-- its import, its data (`agent.SHELVES`), and `connect`: how it gets the address and the name of the model
-- `LIMITS`, if it sets no token limit
-- the questions with their right calls and answers, the call in `rollout`, and the reward with its test
-- in `example`: the messages that your agent sends (the test compares them)
+- the import of the agent, and its data (`agent.SHELVES`)
+- `connect`: how the agent gets the address and the name of the model
+- `LIMITS`, if your agent sets no token limit
+- the questions with their calls and answers, the call in `rollout`, and the reward with its test
+- `example`: the messages that your agent sends, its list of tools (`agent.TOOLS`), and how a tool is called. The test
+  compares the first two messages and the tools
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",
@@ -372,17 +379,20 @@ def connect(model):
 
     All rollouts share the agent's module, so do not evaluate another step while the model trains.
     \"\"\"
-    # this agent has a client in its module; for an asynchronous one: agent.client = model.openai_client()
+    # This agent has a synchronous client in its module. For an asynchronous client, replace the next two lines with:
+    # agent.client = model.openai_client()
     if agent.client.api_key != model.inference_api_key:  # each endpoint has its own key
         agent.client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     agent.MODEL = model.get_inference_name()
-    # an agent that creates its client in each call reads variables instead. Replace MODEL by the name that it reads:
-    # os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = model.inference_base_url, model.inference_api_key
+    # If your agent creates its client in each call, use these lines instead, with the variables that it reads. They
+    # also affect other clients that this process creates later, for example that of a judge.
+    # os.environ["OPENAI_BASE_URL"] = model.inference_base_url
+    # os.environ["OPENAI_API_KEY"] = model.inference_api_key
     # os.environ["MODEL"] = model.get_inference_name()
 
 
-LIMITS = {}  # replaces fields of the agent's requests. If it sets no token limit: {"max_tokens": 48}
-OVERRIDES = LIMITS | {"temperature": 1}  # the same in training, which needs a temperature of about 1
+LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
+OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
@@ -391,7 +401,9 @@ ITEMS = (
 ).split()
 HELD_OUT_ITEMS = "bag brick crate curtain globe hammer ladder magnet pan rope screw ticket trailer wheel".split()
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
-numbers = random.Random(1)  # training may use invented rows, about 40 for each tool; keep the real ones for held_out
+# The shelves are random. You can also invent the data of training, with about 40 questions for each tool. Evaluate on
+# real data.
+numbers = random.Random(1)
 agent.SHELVES.update({item: numbers.randint(10, 99) for item in ITEMS + HELD_OUT_ITEMS})
 
 
@@ -433,15 +445,18 @@ async def rollout(model, scenario):
 
     return await art.trajectory(attempt())""",
     environment_text="""\
-The reward is 1 if the reply contains the number of the right answer and no other.""",
+The reward is 1 if the reply contains the number of the right answer and no other number. If your answers contain no
+numbers, write another reward.""",
     environment="""\
 def reward(reply, scenario):
-    return float(re.findall(r"\\d+", reply) == re.findall(r"\\d+", scenario["answer"]))""",
+    expected = set(re.findall(r"\\d+", scenario["answer"]))
+    return float(bool(expected) and set(re.findall(r"\\d+", reply)) == expected)""",
     environment_score="trajectory.reward = reward(reply, scenario)",
     environments="""\
 scenario = {"answer": "They are on shelf 12."}
     assert reward("Shelf 12.", scenario) > reward("I don't know.", scenario)
-    assert reward("Shelf 12 or 5.", scenario) == 0""",
+    assert reward("Shelf 12 or 5.", scenario) == 0
+    assert reward("", {"answer": "They are sold out."}) == 0""",
     rollout_test="""
     warm_up = example(scenarios[0])  # begins with what the agent sends
     assert trajectory.messages()[:2] == warm_up.messages()[:2]
@@ -514,10 +529,11 @@ changes little: use fewer examples, or harder questions. The doctor then checks 
             "code",
             """\
 if await model.get_step() == 0:
-    tools = {scenario["tool"] for scenario in scenarios}
-    chosen = [[scenario for scenario in scenarios if scenario["tool"] == tool][:40] for tool in sorted(tools)]
-    examples = [example(scenario) for of_tool in chosen for scenario in of_tool]
-    await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
+    examples = {}
+    for scenario in scenarios:
+        examples.setdefault(scenario["tool"], []).append(example(scenario))
+    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # 40 for each tool
+    await model.train_sft(chosen, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right", request_overrides=LIMITS)
 print(warmed_up)""",
@@ -548,7 +564,8 @@ class Scoring:
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d2
 RULE_TEXT = """\
 The reward is a rule: a function of the finished trajectory. Replace it with your own. The model learns only from groups
-whose rewards differ. If the untrained model never meets your criterion, split it into easier ones, like here."""
+whose rewards differ. If the untrained model never meets your criterion, give partial credit, for example for each part
+of the criterion."""
 JUDGE_TEXT = """\
 A judge scores the rollouts of a group with numbers from 0 to 1. This judge is a Python function, which needs no API
 key. It returns a score and a reason. To let a language model judge, replace `judge` in `after_each` with its name in

@@ -250,7 +250,10 @@ class Model(StrictModel, Generic[ConfigType, StateType]):
     @classmethod
     def _check_settings(cls, config: ConfigType | None) -> ConfigType | None:
         if type(config) is BaseModel:  # pydantic creates it from a dict, without the values
-            raise ValueError("expected an instance of your own pydantic class, not a dict")
+            raise ValueError(
+                "a dict needs a type. Pass an instance of your own pydantic class, or write "
+                "art.TrainableModel[MyConfig](…, config={…})"
+            )
         return config
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:

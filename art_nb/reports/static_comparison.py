@@ -183,16 +183,23 @@ def static_comparison(
     return fit_to_bytes(page, limit)
 
 # %% ../../nbs/80_reports/65_static_comparison.ipynb #7d1f20a2
-def comparison_text(comparison: RunComparison, metrics: int = 4, lines: int = 8) -> str:
+def _section(title: str, rows: Sequence[Sequence[str]], max_rows: int) -> list[str]:
+    if not rows:
+        return []
+    more = [f"    and {len(rows) - max_rows} more"] if len(rows) > max_rows else []
+    return [title, *(f"    {name}: {' | '.join(values)}" for name, *values in rows[:max_rows]), *more]
+
+
+def comparison_text(comparison: RunComparison, max_metrics: int = 4, max_rows: int = 8) -> str:
     """Return a comparison of runs as text. All rollouts are read.
 
     Parameters
     ----------
     comparison : RunComparison
         Two to eight runs.
-    metrics : int
-        Number of metrics, rewards first.
-    lines : int
+    max_metrics : int
+        Maximum number of metrics, rewards first.
+    max_rows : int
         Maximum number of settings, and of scenarios.
 
     Returns
@@ -205,22 +212,18 @@ def comparison_text(comparison: RunComparison, metrics: int = 4, lines: int = 8)
         pass
     histories, runs = comparison.histories(), run_names(comparison)
     text = [f"Comparison of {one_line(comparison.index.title)}"]
-    for metric in metric_names([*histories.values()])[:metrics]:
+    for metric in metric_names([*histories.values()])[:max_metrics]:
         curves = [comparison.curve(run, history, metric) for run, history in histories.items()]
         text += [
             f"{metric} (95 % interval)",
             *(f"    {run}: {last_value(c)}" for run, c in zip(runs, curves, strict=True)),
         ]
     settings = different_settings([settings_of(store) for store in comparison.stores.values()])
-    scenarios = shared_scenarios(comparison.index)
-    shown = [[f"{row['split']}, {one_line(row['scenario'], 60)}", *_mean_rewards(row)] for row in scenarios[:lines]]
-    for title, rows, total in (
-        ("Settings that differ", settings[:lines], len(settings)),
-        ("Mean rewards of the same scenario, largest differences first", shown, len(scenarios)),
-    ):
-        if rows:
-            text.append(f"{title} ({' | '.join(runs)})")
-            text += [f"    {name}: {' | '.join(values)}" for name, *values in rows]
-        if total > len(rows):
-            text.append(f"    and {total - len(rows)} more")
+    scenarios = [
+        [f"{row['split']}, {one_line(row['scenario'], 60)}", *_mean_rewards(row)]
+        for row in shared_scenarios(comparison.index)
+    ]
+    heads = f" ({' | '.join(runs)})"
+    text += _section(f"Settings that differ{heads}", settings, max_rows)
+    text += _section(f"Mean rewards of the same scenario, largest differences first{heads}", scenarios, max_rows)
     return "\n".join(text)

@@ -324,10 +324,13 @@ def _show_progress(
 
         def show(gather: GatherState, ended: int) -> None:
             bar.total = gather.total
-            if bar.n == 0:  # the estimate of the remaining time leaves out the time until the first rollout ends
+            is_first = bar.n == 0
+            if is_first:  # leave the time until the first rollouts end out of the estimate of the remaining time
                 bar.last_print_t = time.time()
             bar.set_postfix(gather.means.postfix(gather.failures, max_metrics, total_tokens, names), refresh=False)
             bar.update(ended)
+            if is_first:
+                bar.last_print_n = bar.n
 
         gather.show = show
         collecting_token, gathering_token = collecting.set(gather.run_nested_group), gathering.set(gather)

@@ -489,7 +489,7 @@ def no_variance_message(
         if all(map(has_unused_tools, trajectories)):
             return f"{equal}, and no reply calls one of the tools. {CALL_ADVICE}"
         return (
-            f"{equal}. One such step among others is harmless. If the scenarios are solved, choose harder ones. "
+            f"{equal}. A single step like this does no harm. If the scenarios are solved, choose harder ones. "
             "Otherwise, check that the rollout computes the reward, and give partial credit or choose scenarios that "
             "are sometimes solved"
         )

@@ -399,10 +399,10 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         constant_reward,
         "The reward is constant",
-        "Stop the run. Call your reward function with a reply that you write yourself and that deserves a reward. If "
-        "the reward is computed correctly and is the lowest one, the task is too hard: give partial credit or use "
-        "easier scenarios. If it is the highest one, the task is solved. `await art.doctor(model, rollout, scenarios)` "
-        "shows the rewards of a few groups.",
+        "If the run still trains, stop it. Call your reward function with a reply that you write yourself and that "
+        "deserves a reward. If the reward is computed correctly and is the lowest one, the task is too hard: give "
+        "partial credit or use easier scenarios. If it is the highest one, the task is solved. "
+        "`await art.doctor(model, rollout, scenarios)` shows the rewards of a few groups.",
     ),
     (
         ruined,

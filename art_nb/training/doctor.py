@@ -385,10 +385,10 @@ def _credit_advice(probe: Probe) -> str:
     if varying:
         names = ", ".join(varying[:3])
         return f"give partial credit (metrics that differ in groups with equal rewards: {names})"
-    return "give partial credit: split the criterion into easier ones, and return each as a metric"
+    return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
 
-FORMAT_EXAMPLE = """extra_body={"guided_regex": "(yes|no)"} in the request"""
+FORMAT_EXAMPLE = """response_format, or extra_body={"guided_regex": "(yes|no)"} for a model of art_nb"""
 
 
 def success_advice(probe: Probe) -> str:
@@ -399,8 +399,8 @@ def success_advice(probe: Probe) -> str:
     copies = count_copies(probe)
     steps = [
         "put the instruction into the user message" if has_system else "",
-        "" if is_restricted else f"restrict replies of a fixed format, for example {FORMAT_EXAMPLE}",
-        "remove the sample replies from the prompt, if it has any, because the model copies them" if copies else "",
+        "" if is_restricted else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
+        "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
         _credit_advice(probe),
         "" if copies else "add a few sample replies to the prompt",
         "warm up with (more) examples: model.train_sft(…)",
@@ -435,7 +435,7 @@ def check_success(probe: Probe) -> Check:
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
         advice = tools_advice(probe) or success_advice(probe)
-        slow = "With fewer than about 30 %, training starts slowly."
+        slow = "Below about 30 %, training starts slowly."
         return Check("success", "warn", f"{finding} {slow}{copied}", advice)
     return Check("success", "ok", finding)
 
@@ -569,7 +569,7 @@ def limit_advice(model: Model) -> str:
     if field == "":
         return "The request sets no limit, so the reply filled the context. Ask for shorter replies."
     name = field or "max_completion_tokens (or max_tokens)"
-    return f"Raise {name} in the request, ask for shorter replies, or restrict their format (guided_regex)."
+    return f"Raise {name} in the request, or ask for shorter replies."
 
 
 def check_context(probe: Probe) -> Check | None:

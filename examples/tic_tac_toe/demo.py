@@ -18,7 +18,7 @@ import art_nb as art
 FIRST_UNSEEN = 900_000  # seeds of games that are not used in training
 BASELINES = """\
 For comparison: random legal moves win 44 %, and a fixed order (center, corners, edges) wins 73 %.
-Other runs of this demo won 76 to 82 % after training."""
+With the default settings, other runs of this demo won 76 to 82 %."""
 
 
 def peak_rss_gb() -> float:
@@ -43,7 +43,7 @@ def new_model(path: str) -> art.TrainableModel:
 
 
 def result_line(name: str, evaluation: art.Evaluation) -> str:
-    """Return the shares of games that were won, with the interval, drawn, lost, and ended by an illegal move."""
+    """Return a line: shares of games that were won (with the interval), drawn, lost, and ended by an illegal move."""
     won, low, high, illegal = (100 * x for x in (evaluation.mean(), *evaluation.ci95(), evaluation.mean("illegal")))
     rewards = evaluation.values("reward")
     drawn, lost = (100 * rewards.count(reward) / len(rewards) for reward in (0.5, 0.0))
@@ -105,7 +105,7 @@ def next_commands(model: art.TrainableModel, last_step: int) -> str:
     run = os.path.relpath(model.store.path)
     lines = [
         f"Read all games:  {viewer} view --notebook {run}",
-        f"                 (filter of the lost games:  step = {last_step} and split = val and reward = 0)",
+        f"                 To see only lost games, use the filter:  step = {last_step} and split = val and reward = 0",
         f"Read a report:   {viewer} view {run}",
         "Train yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb",
     ]

@@ -24,7 +24,7 @@ class Game:
     seed: int
     plies: int = 0  # opening moves, x and o alternately; then x is to move
     board: list[str] = field(init=False)
-    answered: int = field(init=False, default=-1)  # the square of the opponent's last move; -1: none
+    last_answer: int | None = field(init=False, default=None)  # the square of the opponent's last move
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -51,8 +51,8 @@ class Game:
 
     def answer(self) -> None:
         """Take a random free square for the opponent."""
-        self.answered = self.random.choice(self.free())
-        self.board[self.answered] = "o"
+        self.last_answer = self.random.choice(self.free())
+        self.board[self.last_answer] = "o"
 
     def play(self, reply: str) -> None:
         """Make the model's move and the opponent's reply. Raise `IllegalMove` if the square is not free."""
@@ -91,8 +91,8 @@ async def rollout(model: art.Model, seed: int, plies: int = 0) -> art.Trajectory
         except IllegalMove as illegal:
             trajectory.log(str(illegal))
             break
-    if game.winner() == "o":
-        trajectory.log(f"o took {SQUARES[game.answered]} and won")
+    if game.winner() == "o" and game.last_answer is not None:
+        trajectory.log(f"The opponent took {SQUARES[game.last_answer]} and won.")
     trajectory.reward = REWARDS.get(game.winner(), -1.0)
     trajectory.metrics.update(win=game.winner() == "x", illegal=game.winner() is None)
     return trajectory.finish()

@@ -89,7 +89,9 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
     assert main(["init", "--task", "agent", "--model", tiny, str(file), "-y"]) == 0
     assert f"python {file}" in capsys.readouterr().out
     settings, fewer = TASKS["agent"].settings, "steps=2, groups_per_step=2, rollouts_per_group=2"
-    file.write_text(file.read_text().replace(settings, fewer).replace("scenarios[:40]", "scenarios[:2]"))
+    source = file.read_text()
+    assert settings in source and "of_tool[:40]" in source
+    file.write_text(source.replace(settings, fewer).replace("of_tool[:40]", "of_tool[:2]"))
     result = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(shelves-001 step 2 against step") == 2

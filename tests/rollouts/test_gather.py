@@ -429,6 +429,20 @@ async def test_what_stands_behind_the_bar_can_be_chosen(bars):
     assert [bar.postfix for bar in bars] == ["reward=2, completion_tokens=3", "reward=2", total, total, "reward=2"]
 
 
+async def test_the_time_until_the_first_rollout_ends_is_not_part_of_the_rate(bars):
+    states = []
+
+    async def late(i):
+        await asyncio.sleep(1.0 + 0.1 * max(0, i - 4))  # the first five end at once
+        states.append(bars[0].format_dict)
+        return await make(1)
+
+    await gather_trajectories([late(i) for i in range(10)])
+    last = states[-1]
+    assert last["n"] == 9
+    assert 1.2 < last["rate"] * last["elapsed"] / last["n"] < 4  # the rate is 10 per second, the mean 6
+
+
 async def test_the_bar_counts_every_rollout_once(bars):
     async def coroutine():
         return TrajectoryGroup([await make(1), await make(2)])
