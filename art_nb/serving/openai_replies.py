@@ -153,6 +153,7 @@ class ChatFormatter:
         self.request, self.texts, self.messages = request, choose_texts(texts, request), body["messages"]
         self.tools = None if request.tool_choice == "none" else body.get("tools") or None
         self._must_call, self._call_prefix, self._streams = request.must_call(), "", {}
+        self._is_restricted = False  # whether the reply can only be one valid call
 
     @property
     def may_wait(self) -> bool:
@@ -179,9 +180,11 @@ class ChatFormatter:
         name = self.request.must_name()
         if suffix := call_suffix(self.chat.calls, self.tools, name):
             self.request = self.request.model_copy(update={"guided_choice": [suffix]})
+            self._is_restricted = True
         elif self.sampler and "llguidance" in self.sampler.guides:
             if call := forced_call(self.chat.calls, self.tools, name, self.chat.tokenizer):
                 self.request = self.request.with_grammar("tool_choice", call)
+                self._is_restricted = True
 
     def _logprobs(self, sampled: Iterable[SampledToken]) -> dict | None:
         if not self.request.logprobs and not self.request.top_logprobs:
@@ -218,7 +221,9 @@ class ChatFormatter:
         delta = early | {key: early.get(key, type(more)()) + more for key, more in delta.items()}
         message, ids = self._streams[reply.index].message(), [s.token_id for s in reply.sampled]
         self.chat.remember(self.messages, self.tools, reply.prompt_ids, ids, message)
-        finish = "tool_calls" if message.get("tool_calls") and reply.finish == "stop" else reply.finish
+        # a restricted reply that contains its call is complete, also if only the end of the turn is missing
+        is_complete = reply.finish == "stop" or self._is_restricted
+        finish = "tool_calls" if message.get("tool_calls") and is_complete else reply.finish
         return delta, message, finish
 
     def _extras(self, reply: ChoiceInProgress, message: dict) -> dict:

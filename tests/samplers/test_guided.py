@@ -196,6 +196,26 @@ async def test_a_call_that_max_tokens_ends_is_none(home):
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_complete_at_the_limit_is_a_call(home, stream):
+    model, _ = home
+    named = {"type": "function", "function": {"name": "play"}}
+    options = {"tools": REQUIRED, "tool_choice": named, "seed": 3, "logprobs": True}
+    (whole,) = (await ask(model, **options, max_tokens=90)).choices
+    n = len(whole.logprobs.content) - 1  # without the token that ends the turn
+    assert whole.finish_reason == "tool_calls"
+
+    async def limited(max_tokens):
+        answer = await ask(model, **options, max_tokens=max_tokens, stream=stream)
+        if not stream:
+            return answer.choices[0].finish_reason, bool(answer.choices[0].message.tool_calls)
+        chunks = [chunk.choices[0] async for chunk in answer]
+        return chunks[-1].finish_reason, any(chunk.delta.tool_calls for chunk in chunks)
+
+    assert await limited(n) == ("tool_calls", True)
+    assert await limited(2) == ("length", False)
+
+
 async def test_a_schema_that_cannot_be_followed_is_an_error_of_the_request(home):
     model, _ = home
     for parameters in (

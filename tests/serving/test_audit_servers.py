@@ -1,6 +1,7 @@
 """Mutated requests at an endpoint with a real sampler, and at `art-nb run`: no 5xx, no hang, no harm."""
 
 import asyncio
+import copy
 import json
 import random
 import string
@@ -67,7 +68,7 @@ def mutate_json(rng, value):
     value = json.loads(json.dumps(value))
     for _ in range(rng.randint(1, 4)):
         path = rng.choice([p for p in places(value) if p] or [(rng.choice(FIELDS),)])
-        drawn = rng.choice(VALUES)
+        drawn = copy.deepcopy(rng.choice(VALUES))
         action = rng.choice(["set", "drop", "add", "copy"])
 
         def change(parent, key, drawn=drawn, action=action):
@@ -76,7 +77,7 @@ def mutate_json(rng, value):
             elif action == "add" and isinstance(parent, dict):
                 parent[rng.choice([*FIELDS, rng.choice(string.printable)])] = drawn
             elif action == "copy" and isinstance(parent, list):
-                parent.append(parent[key])
+                parent.append(copy.deepcopy(parent[key]))
             else:
                 parent[key] = drawn
 
