@@ -66,7 +66,7 @@ async def call(model, schema, seed, names):
         messages=[{"role": "user", "content": "Call a tool with any valid arguments."}],
         tools=tools,
         tool_choice=named if seed % 2 else "required",
-        max_completion_tokens=160 if seed % 4 else 10 + seed % 37,  # many calls are complete at a small limit, or nearly
+        max_completion_tokens=160 if seed % 4 else 10 + seed % 37,  # a small limit can end at the end of a call
         seed=seed,
     )
     choice = reply.choices[0]
