@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS',
-           'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers', 'starter_cells',
-           'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
+           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'REPLACE', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT',
+           'WRITERS', 'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers',
+           'starter_cells', 'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
 
 # %% ../../nbs/95_cli/05_starter.ipynb #ab1d86e3
 import json
@@ -130,6 +130,9 @@ If you run the cells again, nothing is trained, because the run is at its last s
 change `name` to start a new run. For your own task, change the cells above, and the examples of good and bad
 results in `{test}`. `pytest {test}` checks the cells without training. After you close the notebook,
 `art-nb serve .art/{project}/models/{name}` serves the trained model to programs that use the OpenAI API."""
+REPLACE = """\
+For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
+bad results in `{test}`."""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:
@@ -185,7 +188,9 @@ def as_notebook(answers: StarterAnswers, project: str, test: str) -> str:
 def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     """Return the starter as a script. `python` runs it, and `art-nb train` only its training, without a warm-up."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
-    docstring = f"{task.title}\n\n{task.about}\n\n`pytest {test}` checks the task without training.".replace('"', "'")
+    to_replace = "" if task.file else f"{REPLACE.format(test=test)} "  # the text about an agent contains it
+    check = f"{to_replace}`pytest {test}` checks the task without training."
+    docstring = f"{task.title}\n\n{task.about}\n\n{check}".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)

@@ -388,7 +388,7 @@ def _credit_advice(probe: Probe) -> str:
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
 
-FORMAT_EXAMPLE = """response_format, or extra_body={"guided_regex": "(yes|no)"} for a model of art_nb"""
+FORMAT_EXAMPLE = """response_format, or extra_body={"guided_regex": "[0-9]+ (cm|m)"} for a model of art_nb"""
 
 
 def success_advice(probe: Probe) -> str:
