@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'REPLACE', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK', 'LOAD_SCRIPT',
-           'WRITERS', 'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers',
+           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'REPLACE', 'CHECK', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK',
+           'LOAD_SCRIPT', 'WRITERS', 'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers',
            'starter_cells', 'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
 
 # %% ../../nbs/95_cli/05_starter.ipynb #ab1d86e3
@@ -133,6 +133,9 @@ results in `{test}`. `pytest {test}` checks the cells without training. After yo
 REPLACE = """\
 For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
 bad results in `{test}`."""
+CHECK = """\
+`pytest {test}` checks the task without training. After the training,
+`art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API."""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:
@@ -189,7 +192,7 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     """Return the starter as a script. `python` runs it, and `art-nb train` only its training, without a warm-up."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
     to_replace = "" if task.file else f"{REPLACE.format(test=test)} "  # the text about an agent contains it
-    check = f"{to_replace}`pytest {test}` checks the task without training."
+    check = f"{to_replace}{CHECK.format(test=test, project=project, name=task.model)}"
     docstring = f"{task.title}\n\n{task.about}\n\n{check}".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))

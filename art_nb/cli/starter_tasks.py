@@ -394,28 +394,29 @@ def connect(model):
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
+# The names of training may be invented: ["".join(random.sample(SYLLABLES, 3)) for _ in range(60)], SYLLABLES = ["ba", …]
+QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
     "drum fan file filter funnel gauge handle helmet hook hose kettle key lamp lantern lever lock mallet mirror mop "
     "motor nail needle pedal pen pipe pump rake ribbon ring rivet saw screen shovel spoon spring table towel tray wagon"
 ).split()
 HELD_OUT_ITEMS = "bag brick crate curtain globe hammer ladder magnet pan rope screw ticket trailer wheel".split()
-QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
-# The shelves are random. You can also invent the data of training, with about 40 questions for each tool. Evaluate on
-# real data.
 numbers = random.Random(1)
 agent.SHELVES.update({item: numbers.randint(10, 99) for item in ITEMS + HELD_OUT_ITEMS})
 
 
-def questions(items):
-    \"\"\"Return the scenarios: a question, the right call of a tool, and a right answer.\"\"\"
+def questions(names, tool, argument, forms, answer):
+    \"\"\"Return scenarios: each name in each form of the question, with the right call and a right answer.\"\"\"
     return [
-        {"question": question.format(item), "tool": "find_shelf", "arguments": {"item": item},
-         "answer": f"They are on shelf {agent.SHELVES[item]}."}
-        for item in items for question in QUESTIONS]
+        {"question": form.format(name), "tool": tool, "arguments": {argument: name},
+         "answer": answer.format(getattr(agent, tool)(name))}
+        for name in names for form in forms]
 
 
-scenarios, held_out = questions(ITEMS), questions(HELD_OUT_ITEMS)
+shelf = ("find_shelf", "item", QUESTIONS, "They are on shelf {}.")
+scenarios = questions(ITEMS, *shelf)  # with a second tool: + questions(…)
+held_out = questions(HELD_OUT_ITEMS, *shelf)
 random.Random(2).shuffle(scenarios)
 
 
