@@ -394,7 +394,7 @@ def connect(model):
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
-# The names of training may be invented: ["".join(random.sample(SYLLABLES, 3)) for _ in range(60)], SYLLABLES = ["ba", …]
+# Invented names are enough for training, for example 60 random combinations of two or three syllables.
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
