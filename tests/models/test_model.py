@@ -178,7 +178,7 @@ def test_typed_config_and_unknown_fields(tmp_path):
     assert typed.safe_model_dump()["config"] is None
     assert TrainableModel(**fields, config=Setup()).model_dump()["config"] == {"turns": 3}
     assert TrainableModel[Setup](**fields, config={"turns": 5}).config == Setup(turns=5)
-    with pytest.raises(ValueError, match="not a dict"):
+    with pytest.raises(ValueError, match="a dict needs a type"):
         TrainableModel(**fields, config={"turns": 5})
     with pytest.raises(ValidationError, match="base_mdl"):
         TrainableModel(name="a", project="p", base_mdl="b")
