@@ -534,6 +534,7 @@ if await model.get_step() == 0:
     for scenario in scenarios:
         examples.setdefault(scenario["tool"], []).append(example(scenario))
     chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # 40 for each tool
+    random.Random(3).shuffle(chosen)  # otherwise the model forgets the first tool while it learns the last one
     await model.train_sft(chosen, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right", request_overrides=LIMITS)
