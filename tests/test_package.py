@@ -59,7 +59,8 @@ def sdist(dist):
 
 def test_make_install_ends_with_the_next_step():
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ninstall: weights")[1].split("\n\n")[0]
-    assert recipe.splitlines()[-1].startswith('\t@echo "Next: make demo, or make lab. For your own task, ')
+    own_task = "For your own task, in a new folder: . $(abspath $(BIN))/activate, then art-nb init"
+    assert recipe.splitlines()[-1] == f'\t@echo "Next: make demo, or make lab. {own_task}"'
 
 
 def metadata(wheel, name):

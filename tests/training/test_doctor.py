@@ -284,7 +284,8 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
 
     found = await examine(home, rollout)
     assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
-    assert "(metrics that differ in groups with equal rewards: polite)" in found["success"].advice
+    credit = f"(metrics that differ in groups with equal rewards: polite); ({4 if role == 'system' else 3}) add a few"
+    assert credit in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 
