@@ -351,10 +351,11 @@ For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
 - `connect`: how the agent gets the address and the name of the model
+- `call_tool`, if the tools are not functions of the agent's module
 - `LIMITS`, if your agent sets no token limit
 - the questions with their calls and answers, the call in `rollout`, and the reward with its test
-- `example`: the messages that your agent sends, its list of tools (`agent.TOOLS`), and how a tool is called. The test
-  compares the first two messages and the tools
+- `example`: the messages that your agent sends, and its list of tools (`agent.TOOLS`). The test compares the first two
+  messages and the tools
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",
@@ -391,6 +392,10 @@ def connect(model):
     # os.environ["MODEL"] = model.get_inference_name()
 
 
+def call_tool(tool, arguments):
+    return getattr(agent, tool)(**arguments)
+
+
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
@@ -410,7 +415,7 @@ def questions(names, tool, argument, forms, answer):
     \"\"\"Return scenarios: each name in each form of the question, with the right call and a right answer.\"\"\"
     return [
         {"question": form.format(name), "tool": tool, "arguments": {argument: name},
-         "answer": answer.format(getattr(agent, tool)(name))}
+         "answer": answer.format(call_tool(tool, {argument: name}))}
         for name in names for form in forms]
 
 
@@ -424,12 +429,11 @@ def example(scenario):
     \"\"\"Return a right conversation for the warm-up. Its messages are those that the agent sends.\"\"\"
     tool, arguments = scenario["tool"], scenario["arguments"]
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    result = getattr(agent, tool)(**arguments)
     return art.Trajectory(tools=agent.TOOLS, messages_and_choices=[
         {"role": "system", "content": agent.SYSTEM},
         {"role": "user", "content": scenario["question"]},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "1", "content": result},
+        {"role": "tool", "tool_call_id": "1", "content": call_tool(tool, arguments)},
         {"role": "assistant", "content": scenario["answer"]}])""",
     rollout_text="""\
 A rollout calls the agent once. `art.trajectory` records the requests that it sends. The agent is synchronous, so it
@@ -524,7 +528,8 @@ print(before)""",
             """\
 SmolLM2 never calls the tool. All rewards are then 0, and reinforcement learning alone cannot start. The model first
 imitates a few right conversations. This is step 1. If the model is then right for most questions, further training
-changes little: use fewer examples, or harder questions. The doctor then checks the rollouts.""",
+changes little: use fewer examples, or harder questions. The doctor then checks the rollouts. If it finds that the
+rewards of all groups are equal, read its advice before you continue.""",
         ),
         (
             "code",

@@ -476,6 +476,19 @@ def check_choices(probe: Probe) -> Check:
     return Check("choices", "ok", f"All trajectories contain Choices, {len(probe.choices)} in total.")
 
 
+def _tool_counts(offered: list[Trajectory]) -> str:
+    """Return how often each tool is called, most frequent first, if there are a few."""
+    histories = [history for trajectory in offered for history in all_histories(trajectory)]
+    names = (tool.get("function", {}).get("name") for history in histories for tool in history.tools or ())
+    counts = Counter(dict.fromkeys(names, 0))
+    if not 1 < len(counts) <= 6:
+        return ""
+    calls = chain.from_iterable(choice.message.tool_calls or () for t in offered for choice in choices(t))
+    called = [call.function.name for call in calls if call.type == "function"]
+    counts.update(name if name in counts else "unknown tools" for name in called)
+    return f" Calls: {', '.join(f'{name} {n}' for name, n in counts.most_common())}."
+
+
 def check_tools(probe: Probe) -> Check | None:
     """Check whether the model calls the tools that it is offered."""
     offered = [t for t in probe.trajectories if choices(t) and any(h.tools for h in all_histories(t))]
@@ -483,7 +496,9 @@ def check_tools(probe: Probe) -> Check | None:
     if not offered:
         return None
     if calling:
-        return Check("tools", "ok", f"{_share(calling, len(offered))} trajectories with tools call one.")
+        return Check(
+            "tools", "ok", f"{_share(calling, len(offered))} trajectories with tools call one.{_tool_counts(offered)}"
+        )
     return Check(
         "tools",
         "warn",
@@ -542,7 +557,7 @@ def check_rows(probe: Probe) -> Check | None:
     if not probe.rows:
         return None
     finding = f"{quantity(conversations, 'conversation')} become {quantity(len(probe.rows), 'training row')}"
-    if len(probe.rows) <= conversations:
+    if len(probe.rows) <= 1.1 * conversations:
         return Check("rows", "ok", f"{finding}.")
     return Check(
         "rows",

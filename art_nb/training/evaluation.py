@@ -185,6 +185,18 @@ def conversation_lines(trajectory: Trajectory) -> list[str]:
     return lines if len(lines) <= 6 else [*lines[:2], f"  … {len(lines) - 6} messages", *lines[-4:]]
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98e
+def _lowest(values: list[float], n: int) -> list[int]:
+    """Return the positions of the n lowest values, evenly spread over those that equal the highest of them."""
+    keys = [math.inf if math.isnan(value) else value for value in values]
+    ranked = sorted(range(len(values)), key=keys.__getitem__)[:n]
+    if not ranked:
+        return []
+    highest = keys[ranked[-1]]
+    lower = [i for i in ranked if keys[i] < highest]
+    equal, n_equal = [i for i, key in enumerate(keys) if key == highest], len(ranked) - len(lower)
+    return lower + [equal[j * len(equal) // n_equal] for j in range(n_equal)]
+
+
 @dataclass(slots=True)
 class Evaluation:
     """The trajectories of one step on fixed scenarios.
@@ -316,6 +328,8 @@ class Evaluation:
     def worst_text(self, n: int = 3, metric: str | None = None) -> str:
         """Return the conversations with the lowest values as text, to print them. Failed rollouts are left out.
 
+        Of more conversations with an equal value than are shown, the text shows some from the whole evaluation.
+
         Parameters
         ----------
         n : int
@@ -329,7 +343,7 @@ class Evaluation:
             The value and the metadata of each trajectory, and its messages without system messages, one line each.
         """
         values, lines = self.values(metric), []
-        for i in sorted(range(len(values)), key=lambda i: (math.isnan(values[i]), values[i]))[:n]:
+        for i in _lowest(values, n):
             trajectory = self.trajectories[i]
             metadata = f" {one_line(str(trajectory.metadata), 200)}" if trajectory.metadata else ""
             lines += [f"{metric or self.metric} {values[i]:.3g}:{metadata}", *conversation_lines(trajectory)]

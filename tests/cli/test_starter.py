@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import pty
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from art_nb.cli.starter import StarterAnswers, check_base_model, read_answers, w
 from art_nb.cli.starter_tasks import SCORINGS, TASKS, scorings_of
 from art_nb.core.types import StoreError
 from art_nb.models.tiny import save_tiny_model
+from art_nb.rollouts.entries import call_texts
 
 ROOT = Path(__file__).parents[2]
 COMBINATIONS = [(task, reward) for task in TASKS for reward in scorings_of(TASKS[task])]
@@ -45,11 +47,19 @@ def test_it_is_a_notebook(task, reward, tmp_path):
     nbformat.validate(nbformat.read(notebook, as_version=4))
 
 
+@pytest.fixture
+def import_agent(tmp_path, monkeypatch):
+    """Import the agent from the folder of the test, and from there only in this test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("shelf_agent", None)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("import_agent")
 @pytest.mark.parametrize(("task", "reward"), COMBINATIONS)
 async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     notebook, *_ = write_starter("toy.ipynb", StarterAnswers(task, reward, tiny))
     names, one_step = {}, ONE_STEP.replace("steps=1", "steps=2") if task == "agent" else ONE_STEP
     try:
@@ -95,6 +105,29 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
     result = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(shelves-001 step 2 against step") == 2
+
+
+@pytest.mark.usefixtures("import_agent")
+def test_an_agent_can_have_a_second_tool(tmp_path):
+    """The tools are in a dict of the agent: `call_tool` is the only function that knows it."""
+    write_starter(tmp_path / "train.py", StarterAnswers("agent", "environment"))
+    agent = (tmp_path / "shelf_agent.py").read_text()
+    (tmp_path / "shelf_agent.py").write_text(
+        f"{agent}\n\nFUNCTIONS = {{'shelf': find_shelf, 'row': lambda item: 'row 7'}}\n"
+    )
+    source = (tmp_path / "train.py").read_text()
+    for old, new in (
+        ("getattr(agent, tool)(", "agent.FUNCTIONS[tool]("),
+        ('("find_shelf", ', '("shelf", '),
+        ("  # with a second tool: + questions(…)", " + questions(ITEMS, 'row', 'item', ('Which row has {}s?',), '{}')"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / "train.py").write_text(source)
+    names = runpy.run_path(str(tmp_path / "train.py"))
+    examples = [names["example"](scenario) for scenario in names["scenarios"]]
+    replies = {(*call_texts(t.messages()[2]), t.messages()[3]["content"]) for t in examples}
+    assert ('row({"item": "axe"})', "row 7") in replies and len(replies) == 2 * len(names["ITEMS"])
 
 
 def test_the_file_of_an_agent_is_not_overwritten(tmp_path):

@@ -254,6 +254,14 @@ def test_a_run_that_solves_a_part_of_its_scenarios_is_not_solved():
     )
 
 
+def test_a_run_that_is_always_right_or_always_wrong_is_not_advised_to_use_easier_scenarios():
+    """Half of the groups get only the highest reward. Those of another tool, for example, always get 0."""
+    rows = rows_with_highest_groups([0.52, 0.5, 0.51, 0.5, 0.5, 0.5], [4, 3, 4, 4, 4, 4], 1.0)
+    for row in rows:
+        row["data/step_num_groups_trainable"] = 0
+    assert [warning.key for warning in diagnose(rows)] == ["partly_solved"]
+
+
 def test_equal_rewards_below_earlier_ones_do_not_solve_the_task():
     """All groups get partial credit of 0.2, after rewards of up to 1."""
     rows = rows_with_highest_groups([0.6, 0.62, 0.58, 0.2, 0.2, 0.2], [0, 0, 0, 7, 7, 7], 1.0, 1.0, 1.0, 0.2)
