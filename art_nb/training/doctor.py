@@ -23,6 +23,7 @@ from html import escape
 from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from openai import APIConnectionError, APITimeoutError, AuthenticationError, NotFoundError
@@ -91,7 +92,8 @@ class DoctorReport:
         return [documentation_address(self.page)] if is_needed else []
 
     def __str__(self) -> str:
-        return "\n".join([*self._lines(), *(f"Explained in {address}" for address in self._reference())])
+        place = unquote(documentation_link(self.page) or documentation_address(self.page))
+        return "\n".join([*self._lines(), *(f"Explained in {place}" for _ in self._reference())])
 
     __repr__ = __str__
 

@@ -8,6 +8,7 @@ import re
 import site
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 import openai
 import pytest
@@ -372,6 +373,13 @@ def test_the_table():
     assert lines[-1] == "Explained in docs/how-to/debug.md"
     assert repr(DoctorReport(checks)) == str(DoctorReport(checks))
     assert (str(DoctorReport()), DoctorReport().ok) == ("", True)
+
+
+def test_the_page_is_named_as_seen_from_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "my task").mkdir()
+    monkeypatch.chdir(tmp_path / "my task")
+    place = str(DoctorReport([Check("a", "warn", "Wrong.")])).rpartition("Explained in ")[2]
+    assert place.startswith("../") and Path(place).read_text().startswith("# ")
 
 
 def test_the_cause_of_a_failure_is_the_last_line_that_is_not_in_a_library():
