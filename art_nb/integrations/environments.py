@@ -208,7 +208,7 @@ async def play_episode(
         return [] if is_over else [{"role": "user", "content": episode.render(observation)}]
 
     is_over = await converse(chat, respond, max_turns)
-    return chat.trajectory(reward, {**counts, "truncated": not is_over}, metadata)
+    return chat.trajectory(reward, {**counts, "reached_max_turns": not is_over}, metadata)
 
 
 def faults_text(error: ValidationError) -> str:

@@ -77,7 +77,7 @@ def gymnasium(
     Returns
     -------
     Environment
-        The reward is the sum of the rewards of all steps. The metrics are `turns`, `invalid` and `truncated`.
+        The reward is the sum of the rewards of all steps. The metrics are `turns`, `invalid` and `reached_max_turns`.
 
     Raises
     ------

@@ -150,7 +150,7 @@ def openenv(
     Returns
     -------
     Environment
-        The reward is the sum of the rewards of all steps. The metrics are `turns`, `invalid` and `truncated`.
+        The reward is the sum of the rewards of all steps. The metrics are `turns`, `invalid` and `reached_max_turns`.
 
     Raises
     ------

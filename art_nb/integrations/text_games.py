@@ -209,7 +209,7 @@ class Match:
             "invalid": bool(info.get("invalid_move")),
             "invalid_moves": invalid[player],
             "opponent_invalid_moves": sum(invalid.values()) - invalid[player],
-            "truncated": not self.is_over,
+            "reached_max_turns": not self.is_over,
         }
         trajectory = chat.trajectory(reward, metrics, {**metadata, "player": player})
         trajectory.log(str(info.get("reason") or ("The game ended." if self.is_over else "The game did not end.")))
@@ -318,7 +318,7 @@ def textarena(
     -------
     Environment
         The reward is the game's. The metrics are `won`, `invalid`, `invalid_moves`, `opponent_invalid_moves`,
-        `turns` and `truncated`.
+        `turns` and `reached_max_turns`.
 
     Raises
     ------

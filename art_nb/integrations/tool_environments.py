@@ -204,7 +204,7 @@ def environment_factory(
     Returns
     -------
     Environment
-        The metrics are `turns`, `tool_calls`, `tool_errors` and `truncated`.
+        The metrics are `turns`, `tool_calls`, `tool_errors` and `reached_max_turns`.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def environment_factory(
             is_over = await _episode(chat, session, scenario, prompt, max_turns)
             value = await _reward_of(session, reward, scenario, chat)
         metadata = {"environment": environment_class.__name__, "row": plain(scenario)}
-        trajectory = chat.trajectory(value, {**session.counts, "truncated": not is_over}, metadata)
+        trajectory = chat.trajectory(value, {**session.counts, "reached_max_turns": not is_over}, metadata)
         trajectory.logs = session.logs
         return trajectory
 

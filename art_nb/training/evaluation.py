@@ -184,7 +184,7 @@ def conversation_lines(trajectory: Trajectory) -> list[str]:
             lines.append(f"  {message.get('role')}: {textwrap.shorten(text, 100, placeholder=' …')!r}")
     return lines if len(lines) <= 6 else [*lines[:2], f"  … {len(lines) - 6} messages", *lines[-4:]]
 
-# %% ../../nbs/65_training/70_evaluation.ipynb #8892c98e
+# %% ../../nbs/65_training/70_evaluation.ipynb #8892c98d
 def _lowest(values: list[float], n: int) -> list[int]:
     """Return the positions of the n lowest values, evenly spread over those that equal the highest of them."""
     keys = [math.inf if math.isnan(value) else value for value in values]
@@ -196,7 +196,7 @@ def _lowest(values: list[float], n: int) -> list[int]:
     equal, n_equal = [i for i, key in enumerate(keys) if key == highest], len(ranked) - len(lower)
     return lower + [equal[j * len(equal) // n_equal] for j in range(n_equal)]
 
-
+# %% ../../nbs/65_training/70_evaluation.ipynb #8892c98e
 @dataclass(slots=True)
 class Evaluation:
     """The trajectories of one step on fixed scenarios.

@@ -33,7 +33,8 @@ async def test_a_rollout_reaches_the_goal(lake):
     with policy(walk) as model:
         trajectories = await asyncio.gather(*(lake.rollout(model, scenario) for scenario in lake.scenarios))
     for trajectory in trajectories:
-        assert trajectory.reward == 1.0 and trajectory.metrics["turns"] == 6 and not trajectory.metrics["truncated"]
+        metrics = trajectory.metrics
+        assert trajectory.reward == 1.0 and metrics["turns"] == 6 and not metrics["reached_max_turns"]
         assert trajectory.messages()[3]["content"] == "You are on square 1."
 
 

@@ -113,7 +113,7 @@ async def test_16_parallel_sessions(script):
         for _ in range(2):  # the sessions of the first round were closed
             trajectories = await asyncio.gather(*(environment.rollout(model, s) for s in environment.scenarios))
             assert [t.metrics["turns"] for t in trajectories] == [1 + seed % 5 for seed in range(16)]
-            assert all(t.reward == 1.0 and not t.metrics["truncated"] for t in trajectories)
+            assert all(t.reward == 1.0 and not t.metrics["reached_max_turns"] for t in trajectories)
     messages = trajectories[2].messages()
     assert messages[0]["content"] == '{"text": "Guess a number from 0."}'
     assert messages[2]["content"] == '{"text": "no"}'

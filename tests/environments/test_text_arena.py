@@ -44,7 +44,7 @@ async def test_a_game_ends(env_id, model):
     assert players == ({0, 1} if env_id in TWO_PLAYERS else {0})
     for trajectory in await asyncio.gather(*(environment.rollout(model, s) for s in environment.scenarios[:2])):
         metrics = trajectory.metrics
-        assert not metrics["truncated"] and -1.0 <= trajectory.reward <= 1.0
+        assert not metrics["reached_max_turns"] and -1.0 <= trajectory.reward <= 1.0
         assert metrics["turns"] == sum(m["role"] == "assistant" for m in trajectory.messages()) > 0
         assert metrics["opponent_invalid_moves"] == 0
         assert trajectory.logs and trajectory.metadata["env_id"] == env_id
@@ -134,7 +134,7 @@ async def test_a_canceled_side_does_not_disturb_the_other(model):
 async def test_a_game_that_is_too_long_is_truncated(model):
     environment = art.environments.textarena("PigDice-v0", size=1, max_turns=2)
     trajectory = await environment.rollout(model, environment.scenarios[0])
-    assert trajectory.reward == 0.0 and trajectory.metrics["truncated"] and trajectory.metrics["turns"] == 2
+    assert trajectory.reward == 0.0 and trajectory.metrics["reached_max_turns"] and trajectory.metrics["turns"] == 2
 
 
 async def test_boards_are_shown(model):

@@ -119,7 +119,7 @@ async def test_a_rollout_calls_tools_and_the_errors_go_to_the_model():
     assert "no tool 'withdraw'. The tools are deposit, fail, history" in json.loads(results[3])["error"]
     assert results[4:] == ["[1, 2]", "balance 7"]
     assert trajectory.reward == 1.0
-    expected = {"turns": 6, "tool_calls": 6, "tool_errors": 3, "truncated": False}
+    expected = {"turns": 6, "tool_calls": 6, "tool_errors": 3, "reached_max_turns": False}
     assert {name: trajectory.metrics[name] for name in expected} == expected
     assert len(trajectory.logs) == 3 and len(trajectory.tools) == 3
 
@@ -135,7 +135,7 @@ async def test_a_loop_of_calls_is_truncated():
     environment = art.environments.environment_factory(Bank, [{"goal": 1}], max_turns=3, prompt="Go.")
     with policy(lambda prompt: call("deposit", amount=1)) as model:
         trajectory = await environment.rollout(model, environment.scenarios[0])
-    assert trajectory.metrics["truncated"] and trajectory.metrics["turns"] == 3 and trajectory.reward == 0.0
+    assert trajectory.metrics["reached_max_turns"] and trajectory.metrics["turns"] == 3 and trajectory.reward == 0.0
 
 
 async def test_a_reward_function_gets_the_instance_the_row_and_the_messages():
