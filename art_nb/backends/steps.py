@@ -293,7 +293,7 @@ def train_sft_step(
 
 def _warn_about_learning_rate(runtime: ModelRuntime, config: TrainSFTConfig) -> None:
     rates = config.learning_rate if isinstance(config.learning_rate, list) else [config.learning_rate]
-    for message in unusual_values(StepConfig(learning_rate=max(rates))):
+    for message in unusual_values(StepConfig(learning_rate=max(rates, default=0))):
         runtime.bus.warn_once(message, message)
 
 

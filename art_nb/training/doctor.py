@@ -86,14 +86,14 @@ class DoctorReport:
         width = max((len(check.name) for check in self.checks), default=0)
         return [line for check in self.checks for line in _table_row(check, width)]
 
-    def _reference(self) -> list[str]:
-        """Return the address of the page that explains the findings, or `[]` if all checks are fine."""
-        is_needed = any(check.verdict in ("warn", "fail") for check in self.checks)
-        return [documentation_address(self.page)] if is_needed else []
+    def _has_findings(self) -> bool:
+        return any(check.verdict in ("warn", "fail") for check in self.checks)
 
     def __str__(self) -> str:
-        place = unquote(documentation_link(self.page) or documentation_address(self.page))
-        return "\n".join([*self._lines(), *(f"Explained in {place}" for _ in self._reference())])
+        lines = self._lines()
+        if self._has_findings():
+            lines.append(f"Explained in {unquote(documentation_link(self.page) or documentation_address(self.page))}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -102,9 +102,11 @@ class DoctorReport:
         rows = [(check.verdict, check.name, f"{check.finding} {check.advice}") for check in self.checks]
         cells = ["".join(f"<td {CELL_STYLE}>{escape(text)}</td>" for text in row) for row in rows]
         table = "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
-        link = documentation_link(self.page)
-        names = [f'<a href="{escape(link)}">{name}</a>' if link else name for name in self._reference()]
-        return table + "".join(f"<div>Explained in {name}</div>" for name in names)
+        if not self._has_findings():
+            return table
+        link, address = documentation_link(self.page), documentation_address(self.page)
+        name = f'<a href="{escape(link)}">{address}</a>' if link else address
+        return f"{table}<div>Explained in {name}</div>"
 
 
 def _table_row(check: Check, width: int) -> list[str]:
@@ -479,10 +481,10 @@ def check_choices(probe: Probe) -> Check:
 
 
 def _tool_counts(offered: list[Trajectory]) -> str:
-    """Return how often each tool is called, most frequent first, if there are a few."""
+    """Return how often each tool is called, most frequent first. More than six tools would be a long list."""
     histories = [history for trajectory in offered for history in all_histories(trajectory)]
-    names = (tool.get("function", {}).get("name") for history in histories for tool in history.tools or ())
-    counts = Counter(dict.fromkeys(names, 0))
+    functions = (tool.get("function") for history in histories for tool in history.tools or ())
+    counts = Counter(dict.fromkeys((function["name"] for function in functions if function), 0))
     if not 1 < len(counts) <= 6:
         return ""
     calls = chain.from_iterable(choice.message.tool_calls or () for t in offered for choice in choices(t))
@@ -559,7 +561,7 @@ def check_rows(probe: Probe) -> Check | None:
     if not probe.rows:
         return None
     finding = f"{quantity(conversations, 'conversation')} become {quantity(len(probe.rows), 'training row')}"
-    if len(probe.rows) <= 1.1 * conversations:
+    if len(probe.rows) <= conversations:
         return Check("rows", "ok", f"{finding}.")
     return Check(
         "rows",

@@ -186,7 +186,7 @@ def conversation_lines(trajectory: Trajectory) -> list[str]:
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98d
 def _lowest(values: list[float], n: int) -> list[int]:
-    """Return the positions of the n lowest values, evenly spread over those that equal the highest of them."""
+    """Return the positions of the n lowest values. Among equal values at the end, spread the choice evenly."""
     keys = [math.inf if math.isnan(value) else value for value in values]
     ranked = sorted(range(len(values)), key=keys.__getitem__)[:n]
     if not ranked:
@@ -328,7 +328,7 @@ class Evaluation:
     def worst_text(self, n: int = 3, metric: str | None = None) -> str:
         """Return the conversations with the lowest values as text, to print them. Failed rollouts are left out.
 
-        Of more conversations with an equal value than are shown, the text shows some from the whole evaluation.
+        If more conversations have the same value than fit, it shows some that are spread over the whole evaluation.
 
         Parameters
         ----------

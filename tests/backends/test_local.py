@@ -133,7 +133,9 @@ async def test_written_conversations_are_learnt(named, local):
     assert model.store.steps_saved() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("rates", [[1e-3], [float("inf"), 1e-3]], ids=["too few rates", "a rate that breaks"])
+@pytest.mark.parametrize(
+    "rates", [[], [1e-3], [float("inf"), 1e-3]], ids=["no rates", "too few rates", "a rate that breaks"]
+)
 async def test_a_pass_that_fails_leaves_the_adapter_as_it_was(named, local, rates):
     model = named()
     await model.register(local)

@@ -131,7 +131,7 @@ async def test_a_canceled_side_does_not_disturb_the_other(model):
         await second
 
 
-async def test_a_game_that_is_too_long_is_truncated(model):
+async def test_a_game_that_is_too_long_ends_at_max_turns(model):
     environment = art.environments.textarena("PigDice-v0", size=1, max_turns=2)
     trajectory = await environment.rollout(model, environment.scenarios[0])
     assert trajectory.reward == 0.0 and trajectory.metrics["reached_max_turns"] and trajectory.metrics["turns"] == 2

@@ -131,7 +131,7 @@ async def test_parallel_rollouts_have_instances_of_their_threads():
     assert [trajectory.reward for trajectory in trajectories] == [float(n == 5) for n in range(16)]
 
 
-async def test_a_loop_of_calls_is_truncated():
+async def test_a_loop_of_calls_ends_at_max_turns():
     environment = art.environments.environment_factory(Bank, [{"goal": 1}], max_turns=3, prompt="Go.")
     with policy(lambda prompt: call("deposit", amount=1)) as model:
         trajectory = await environment.rollout(model, environment.scenarios[0])

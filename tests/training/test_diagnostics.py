@@ -143,6 +143,8 @@ def test_a_constant_reward_is_not_called_too_hard_a_task():
     said = diagnose(HISTORIES["constant_reward"])
     assert [lesson.key for lesson in said] == ["constant_reward"]
     assert said[0].finding == "Every reward of the last 3 steps was 0: does the rollout compute it?"
+    rows = rows_with_highest_groups([0.0] * 4, [8] * 4, 0.0)
+    assert [lesson.key for lesson in diagnose(rows)] == ["constant_reward"]
 
 
 @pytest.mark.parametrize("entropy", [0.01, 9.0])
