@@ -68,7 +68,9 @@ def read_plain_config(path: str | Path) -> PlainConfig | None:
             return None
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": _rope_theta(fields)}
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        config = PlainConfig.from_dict(PLAIN_VALUES | fields)
+        fields = PLAIN_VALUES | fields
+        del fields["rope_scaling"]  # since transformers 5.24, this is another name of rope_parameters
+        config = PlainConfig.from_dict(fields)
         with safe_open(directory / WEIGHTS, "pt") as file:
             is_complete = {*file.keys()} == _tensor_names(config)
     except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, SafetensorError):

@@ -117,6 +117,16 @@ def test_everything_else_is_left_to_transformers(tmp_path, change):
     assert read_plain_config(tmp_path) is None
 
 
+def test_the_older_name_of_the_rotation_does_not_replace_it(tmp_path):
+    """The config of many checkpoints contains both. In transformers 5.24, they are the same attribute."""
+    saved(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    rope = fields["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"rope_scaling": None}))
+    config = read_plain_config(tmp_path)
+    assert config.rope_parameters == rope and "rope_scaling" not in vars(config)
+
+
 @pytest.mark.parametrize("damage", ["{", "[]", "null"])
 def test_damaged_files_are_left_to_transformers(tmp_path, damage):
     saved(tmp_path)
