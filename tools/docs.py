@@ -168,15 +168,16 @@ ACCESSIBILITY = {  # what axe-core finds in pages of the theme, and the correcti
     "<pre>": '<pre tabindex="0">',
     '<div style="overflow-x:auto">': '<div style="overflow-x:auto" tabindex="0">',  # tables of saved outputs
 }
+EMPTY_HEADER = re.compile(r"<th( [^>]*)?>(?:<p></p>)?</th>")
 
 
 def correct_pages() -> None:
-    """Make headings, landmarks and wide code usable with a screen reader and a keyboard."""
+    """Make headings, landmarks, tables and wide code usable with a screen reader and a keyboard."""
     for file in OUTPUT.rglob("*.html"):
         text = file.read_text()
         for old, new in ACCESSIBILITY.items():
             text = text.replace(old, new)
-        file.write_text(text)
+        file.write_text(EMPTY_HEADER.sub(r"<td\1></td>", text))
 
 
 def main() -> int:

@@ -224,16 +224,16 @@ def page_with(browser, bridge):
 AXE = Path(__file__).parents[2] / "js/node_modules/axe-core/axe.min.js"
 
 
-def axe_faults(page, root=".art-host") -> list[str]:
-    """Serious and critical faults that axe-core finds below an element; skips where axe-core is not installed."""
+def axe_faults(page, root=".art-host", impacts=("serious", "critical")) -> list[str]:
+    """Faults of these impacts that axe-core finds below an element; skips where axe-core is not installed."""
     if not AXE.exists():
         if os.environ.get("ART_NB_BROWSER") == "required":
             pytest.fail("ART_NB_BROWSER=required, and axe-core is missing: cd js && npm ci")
         pytest.skip("axe-core is missing: cd js && npm ci")
     page.evaluate(AXE.read_text(encoding="utf-8") + "; null")
     found = page.evaluate("(root) => axe.run(root, {resultTypes: ['violations']})", root)
-    serious = [fault for fault in found["violations"] if fault["impact"] in ("serious", "critical")]
-    return [f"{fault['id']}: {node['target']} {node['failureSummary']}" for fault in serious for node in fault["nodes"]]
+    faults = [fault for fault in found["violations"] if fault["impact"] in impacts]
+    return [f"{fault['id']}: {node['target']} {node['failureSummary']}" for fault in faults for node in fault["nodes"]]
 
 
 HOSTILE = [
