@@ -88,6 +88,7 @@ def test_the_bars_have_one_line_from_1000_pixels_on(opened, tmp_path):
         page.set_viewport_size({"width": width, "height": 700})
         calm(page)
         assert page.locator(".art-bar").evaluate_all(sizes) == [[True, True]] * 2
+        assert page.locator(".art-title").evaluate("(title) => title.offsetWidth") >= 56  # about eight characters
 
 
 def test_a_group_opens_and_closes_by_mouse_and_keys(opened):
