@@ -13,7 +13,7 @@ __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCES
            'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'task_metrics', 'training_rows',
            'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'share_of_highest',
            'near_the_top', 'gain', 'trend', 'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat',
-           'nothing_trained', 'constant_reward', 'is_partly_solved', 'equal_rewards', 'solved', 'partly_solved',
+           'nothing_trained', 'constant_reward', 'has_high_rewards', 'equal_rewards', 'solved', 'partly_solved',
            'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'has_risen',
            'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
            'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
@@ -193,7 +193,7 @@ def constant_reward(rows: HistoryRows) -> str | None:
     return f"Every reward of the last {len(rows)} steps was {rewards[-1]:.3g}: does the rollout compute it?"
 
 
-def is_partly_solved(rows: HistoryRows) -> bool:
+def has_high_rewards(rows: HistoryRows) -> bool:
     """Return whether the rewards are high, or more than a quarter of the groups got only the highest reward."""
     return near_the_top(rows) or share_of_highest(rows) > 0.25
 
@@ -201,7 +201,7 @@ def is_partly_solved(rows: HistoryRows) -> bool:
 def equal_rewards(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have equal, low rewards, otherwise `None`."""
     recent = mostly_flat(rows)
-    if not recent or is_partly_solved(rows) or constant_reward(rows) or ruined(rows):
+    if not recent or has_high_rewards(rows) or constant_reward(rows) or ruined(rows):
         return None
     return f"In the last 3 steps {fmean(recent):.0%} of the groups had equal rewards, which leaves hardly any gradient."
 
@@ -216,7 +216,7 @@ def solved(rows: HistoryRows) -> str | None:
 def partly_solved(rows: HistoryRows) -> str | None:
     """Return a finding if nearly all groups of the last three steps have equal rewards, but not the same ones."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
-    if not recent or not is_partly_solved(rows) or constant_reward(rows) or ruined(rows) or solved(rows):
+    if not recent or not has_high_rewards(rows) or constant_reward(rows) or ruined(rows) or solved(rows):
         return None
     flat, highest, mean = fmean(recent), share_of_highest(rows), f"The mean reward was {fmean(rewards[-3:]):.3g}."
     if not highest:  # also in the history of an earlier version
