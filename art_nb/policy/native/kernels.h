@@ -208,10 +208,12 @@ static void product(const Linear* p, int64_t n, const bf16* x, const Part* parts
   int any = 0;
   for (int64_t done = 0, i = 0; done < n; done += parts[i++].rows) {
     const LowRank* low = (const LowRank*)(parts[i].adapters + layer) + which;
-    int64_t count = parts[i].adapters ? round_up(low->rank) / PANEL : 0;
-    for (int64_t j = thread; j < count; j += threads) {
-      Factor factor = {x + done * p->in, p->in, p->in / 2, low->down + j * PANEL * p->in};
-      multiply(parts[i].rows, factor, NULL, t + done * ldt + j * PANEL, ldt);
+    int64_t count = parts[i].adapters ? round_up(low->rank) / PANEL : 0, rows = parts[i].rows;
+    int64_t chunks = lesser(threads, (rows + MAX_ROWS - 1) / MAX_ROWS);
+    for (int64_t j = thread; j < count * chunks; j += threads) {
+      int64_t chunk = j % chunks, first = rows * chunk / chunks, last = rows * (chunk + 1) / chunks;
+      Factor factor = {x + (done + first) * p->in, p->in, p->in / 2, low->down + j / chunks * PANEL * p->in};
+      multiply(last - first, factor, NULL, t + (done + first) * ldt + j / chunks * PANEL, ldt);
     }
     any |= count > 0;
   }
