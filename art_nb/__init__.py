@@ -47,7 +47,7 @@ Modules:
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
 - `art_nb.rollouts.request_overrides`: Fields that replace those of an agent's requests, for example the temperature
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
-- `art_nb.rollouts.tracers`: Packages that record the calls of a process, and what they learn about rollouts
+- `art_nb.rollouts.tracers`: Tracers, which add information about rollouts to the calls that another package records
 - `art_nb.runs.conversations`: Imported conversations: their scores, their groups, and datasets of messages
 - `art_nb.runs.costs`: The cost of API responses, computed from prices or reported by the endpoint
 - `art_nb.runs.formats`: File formats of trajectories: ART's Parquet files and older formats, and arrays of token data

@@ -39,7 +39,7 @@ async def deploy_model(model: Any = None, checkpoint_path: str | None = None, *a
     """Raise `LoRADeploymentError` with the path of the checkpoint, because art_nb does not deploy models."""
     path = checkpoint_path or "await backend._experimental_pull_model_checkpoint(model)"
     raise LoRADeploymentError(
-        "deploy_model: art_nb uploads nothing. The checkpoint is a PEFT directory. You can serve it with vLLM "
+        "deploy_model: art_nb does not deploy adapters. The checkpoint is a PEFT directory. You can serve it with vLLM "
         f"(--lora-modules) or upload it to Together: {path}"
     )
 

@@ -103,7 +103,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {"transformers": _transformers, "v
 LEARNERS: dict[str, Callable[..., Learner]] = {"peft": _peft, "unsloth": _unsloth}
 
 # %% ../../nbs/50_backends/05_engines.ipynb #cad50042
-CAPABILITY = (8, 0)  # the oldest compute capability for which "auto" selects vLLM
+CAPABILITY = (8, 0)  # the lowest compute capability for which "auto" selects vLLM
 
 
 def check_capability(device: torch.device) -> None:

@@ -161,7 +161,7 @@ class CallRegistry:
             self.models[form.run], self.used[form.run] = (form, model), time.monotonic()
 
     def _releasable(self, new_run: str) -> str | None:
-        """Return a loaded model without a valid key, or without use for a long time, that is not in use, or None."""
+        """Return a model to release: not in use, and without a valid key or idle for `IDLE_MODEL_S`. Or None."""
         is_left = lambda run: not self.keys.get(run) or time.monotonic() - self.used[run] >= IDLE_MODEL_S
         others = (run for run in self.models if run != new_run and is_left(run))
         return next((run for run in others if not self.in_use(run)), None)
@@ -172,7 +172,7 @@ class CallRegistry:
         return model
 
     async def _release(self, run: str) -> None:
-        async with self.locks[run]:  # not locked, because nothing was awaited since the check
+        async with self.locks[run]:  # the lock is free, because nothing was awaited since the check
             del self.used[run]
             await self.backend.unregister(self.models.pop(run)[1])
 

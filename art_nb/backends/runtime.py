@@ -195,7 +195,7 @@ class ModelRuntime:
         return retry_after_oom(run, self.make_room)
 
     def take_sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
-        """Device thread: take a supervised optimizer step, or restore the adapter. Return its metrics."""
+        """Device thread: take a supervised optimizer step and return its metrics. Undo it on an error."""
 
         def step() -> dict[str, float]:
             with restore_on_error(self.learner):

@@ -21,7 +21,7 @@ from ..samplers.vllm import StartedEngine, Workspace, check_architecture, shut_d
 # %% ../../nbs/50_backends/24_shared_base.ipynb #5ba5e006
 COPY_ADVICE = (
     'Unsloth has started this engine. If this is the cause, pass init_args={"fast_inference": False} to LocalBackend, '
-    "with which Unsloth loads its own copy of the weights."
+    "so that Unsloth loads its own copy of the weights."
 )
 
 

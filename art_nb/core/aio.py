@@ -231,7 +231,7 @@ _prepared_loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 def set_rollout_executor() -> None:
     """Replace the default executor of the running event loop by one with enough threads for synchronous agents.
 
-    This happens once for each event loop, so that an executor which is set later stays.
+    This happens once for each event loop. An executor that you set later is not replaced.
     """
     loop = asyncio.get_running_loop()
     if loop not in _prepared_loops:

@@ -93,7 +93,7 @@ class Judged(Event):
 # %% ../../nbs/00_core/40_events.ipynb #8ea4f4ec
 @dataclass(slots=True, kw_only=True)
 class SignalReport(Event):
-    """How much of a step's data is trainable. `reason` explains why the rest is not."""
+    """How much of a step's data is trainable. `reason` explains why nothing is. It is empty if something is."""
 
     step: int
     groups: int = 0
@@ -142,7 +142,7 @@ class AdapterServed(Event):
 # %% ../../nbs/00_core/40_events.ipynb #99dd71c8
 @dataclass(slots=True, kw_only=True)
 class Warned(Event):
-    """A warning for the user. `key` prevents repetition. If `is_repeated`, it is shown but not printed."""
+    """A warning for the user. `key` prevents repetition. If `is_repeated`, subscribers get it, but it isn't printed."""
 
     key: str
     message: str

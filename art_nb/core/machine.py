@@ -270,7 +270,7 @@ def documentation_address(page: str) -> str:
 
 
 def documentation_link(page: str) -> str | None:
-    """Return a link to a page of the documentation for an output of a notebook, or `None` if the page is not here.
+    """Return a link to a page of the documentation for an output of a notebook, or `None` if its file is missing.
 
     The link is the web address, or the path of the file in the repository, relative to the working directory. A
     Jupyter kernel works in the directory of its notebook.

@@ -165,7 +165,7 @@ def first_policy(store: RunStore) -> int | None:
         training = read_training_json(directory)
         supervised = any(name.startswith("sft/") for name in training.get("metrics") or ())
         parent = training.get("parent")
-        # Only the last parts are compared, because the run may have been moved as a whole.
+        # Only the last parts of the paths are compared, because the run may have been moved as a whole.
         external = bool(parent) and Path(parent).resolve().parts[-5:-1] != directory.resolve().parts[-5:-1]
         if start is not None and step > start + 1:
             return start  # the deleted steps between them were steps of reinforcement learning

@@ -39,7 +39,8 @@ class TokenTensors:
     logprobs_E : Tensor
         Logprob of each token under the model, with gradient, fp32.
     old_E : Tensor
-        Logprob of each token at sampling time. Not finite means unknown, and the ratio is 1.
+                Logprob of each token before the step: the sampler's, or recomputed by the learner if `sampler_E` is given. A
+        value that is not finite means unknown, and the ratio is 1.
     advantages_E : Tensor
         Advantage of the token's trajectory.
     row_E : Tensor
@@ -64,7 +65,7 @@ class TokenTensors:
 def join(
     parts: Sequence[TokenTensors],  # micro-batches of one step, at least one
 ) -> TokenTensors:  # without gradient
-    """Concatenate the tokens of all micro-batches of a step, for its metrics. The rows of all parts differ."""
+    """Concatenate the tokens of all micro-batches of a step, for its metrics. Rows of different parts stay distinct."""
     joined: dict[str, Any] = {}
     for field in fields(TokenTensors):
         column = [getattr(part, field.name) for part in parts]

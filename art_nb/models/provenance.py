@@ -42,7 +42,7 @@ def _hub_commit(name: str) -> str:
 
 
 def base_identity(base_model: str) -> str:
-    """Return which weights a base model stands for on this machine, or an empty string if that is unknown.
+    """Return the identity of a base model's weights on this machine, or an empty string if it is unknown.
 
     For a large weight file, only three parts of 1 MiB are hashed.
     """
@@ -86,7 +86,7 @@ def record_session(
     options: Mapping[str, Any],  # that differ from their defaults
     **objects: Any,  # by role: rollout, scenarios, and functions among the options
 ) -> bool:
-    """Store a session in the run directory. Return whether its code is new, which emits a warning, like a failure."""
+    """Store a session in the run directory. Return whether its code has changed. Warn if it has, or on failure."""
     try:
         rollout = objects.get("rollout")
         session = {

@@ -91,7 +91,7 @@ def merge_pairs(spec: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def merge_scores(spec: dict[str, Any], texts: list[str]) -> list[float]:
-    """Return a score for each token, by which merges have the order of the list of merges."""
+    """Return a score for each token. Joining by score has the same order as the list of merges."""
     ranks: dict[str, int] = {}
     for first, second in merge_pairs(spec):
         ranks.setdefault(first + second, len(ranks))
@@ -158,7 +158,7 @@ def read_vocabulary(tokenizer, rows: int, template: str | None = None) -> GGUFVo
         raise StoreError('The tokenizer has no tokenizer.json. Save it with tokenizers, or export the format "merged".')
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     if (kind := spec["model"]["type"]) != "BPE":
-        raise StoreError(f'The tokenizer is of the type {kind}. GGUF files can be written for BPE: export "merged".')
+        raise StoreError(f'The tokenizer is of the type {kind}. art_nb writes GGUF for BPE only: export "merged".')
     (texts, types), is_pieces = token_table(tokenizer, rows), bool(spec["model"].get("byte_fallback"))
     ids = tokenizer("a")["input_ids"]
     return GGUFVocabulary(

@@ -447,7 +447,7 @@ def has_flash(device: torch.device, dtype: torch.dtype) -> bool:
 def has_varlen(q: torch.Tensor) -> bool:
     """Return whether `varlen_attention` can compute with the queries `q` [S, heads, D]."""
     size = q.shape[-1]
-    if size % 8 or size > 256 or 192 < size <= 224:  # the last ones have a backward pass on few GPUs
+    if size % 8 or size > 256 or 192 < size <= 224:  # few GPUs have a backward pass for 200 to 224
         return False
     return has_flash(q.device, q.dtype)
 

@@ -22,7 +22,7 @@ BLOCK = 16  # tokens in a page
 
 
 def block_hashes(ids: Sequence[int], seed: str) -> list[int]:
-    """Return a hash for each full block of `ids`, which covers all tokens up to the end of the block."""
+    """Return a hash for each full block of `ids`. It covers all tokens from the start to the end of the block."""
     hashes, h = [], hash(seed)
     for i in range(0, len(ids) - BLOCK + 1, BLOCK):
         h = hash((h, *ids[i : i + BLOCK]))

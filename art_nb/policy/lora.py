@@ -647,7 +647,7 @@ def sequence_logprobs(policy: Policy, tokens: list[int], adapters: Sequence[Adap
 
 # %% ../../nbs/30_policy/60_lora.ipynb #64160c50
 def coverage_note(policy: Policy) -> str:
-    """Describe the layers without an adapter, or return "" if it covers 99% of the linear layers' parameters."""
+    """Describe the layers without an adapter, or return "" if the adapter covers 99% of the parameters."""
     total = sum(policy.coverage.values())
     uncovered = {name: count for name, count in policy.coverage.items() if name}
     if sum(uncovered.values()) <= 0.01 * total:

@@ -127,7 +127,7 @@ class MemorySettings:
     load_in_4bit : bool
         Whether Unsloth loads its weights in 4 bits.
     own_weights : frozenset of str
-        The engines "vllm" and "unsloth" that do not share the base weights. Unsloth can share only those of vLLM.
+        Engines with their own copy of the base weights: "vllm" or "unsloth". Unsloth can share weights only with vLLM.
     masks : bool
         Whether attention on a GPU needs masks, as in float32.
     max_running : int

@@ -58,7 +58,7 @@ def read_updates(directory: Path) -> dict[str, LowRankUpdate]:
         matrix, _, part = name.removesuffix(".weight").rpartition(".")
         pairs.setdefault(text_name(f"{matrix}.weight"), {})[part] = tensor
     if odd := sorted(name for name, pair in pairs.items() if pair.keys() != {"lora_A", "lora_B"}):
-        raise StoreError(f"{directory} has tensors for {odd[0]} that are not a pair of LoRA. Merge it with PEFT.")
+        raise StoreError(f"{directory} has tensors for {odd[0]} that are not LoRA's A and B. Merge it with PEFT.")
     return {name: (pair["lora_A"], pair["lora_B"], scale) for name, pair in pairs.items()}
 
 # %% ../../nbs/30_policy/92_merged_files.ipynb #88cf620c

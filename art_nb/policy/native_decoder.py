@@ -55,7 +55,7 @@ def norm_record(norm: Norm | None) -> ctypes.Structure:
 
 
 def segments_of(slots: list[int], positions: list[int], owners: list[int]) -> list[tuple[int, ...]]:
-    """Return slot, first row, number of rows and first position of each run of tokens with one slot and one owner."""
+    """Return slot, first row, number of rows and first position of each run of tokens with one slot and adapter."""
     segments: list[list[int]] = []
     for row, (slot, position, owner) in enumerate(zip(slots, positions, owners)):
         if row and (slot, position - 1, owner) == (slots[row - 1], positions[row - 1], owners[row - 1]):
@@ -144,7 +144,7 @@ class NativeDecoder:
         [(adapter, rows), *others] = parts
         if rows is None and not others:
             return self._forward(tokens, positions, attend.slots, [0] * len(tokens), [adapter], attend.kv)
-        owner_of = torch.full((len(tokens),), len(parts))  # the base model, if no part has a token
+        owner_of = torch.full((len(tokens),), len(parts))  # tokens without a part use the base model
         for owner, (_, rows) in enumerate(parts):
             owner_of[slice(None) if rows is None else rows] = owner
         order = owner_of.argsort(stable=True)

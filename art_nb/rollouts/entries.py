@@ -94,7 +94,7 @@ class SampledTokens(NamedTuple):
     token_ids: Any  # sampled token IDs
     token_logprobs: Any  # the sampler's logprob of each sampled token
     temperature: Any  # 0 = greedy
-    restricted: Any  # True if top-p, top-k, min-p or a guide that is not known excluded tokens
+    restricted: Any  # True if tokens were excluded by top-p, top-k, min-p or an unknown guide
     guide: Any  # a grammar or choices that restricted the reply, as in `SamplingParams.guide`
     policy_version: Any  # training step of the policy
     sample_id: Any  # equal for copies of one sample

@@ -286,7 +286,7 @@ def policy_name(model: str) -> str:
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #0f747940
 class ConversationIndex:
-    """Conversations that grow by exchanges. The exchanges must be in the order of their end."""
+    """Conversations to which exchanges are added. Add the exchanges in the order in which they ended."""
 
     def __init__(self, exchanges: Iterable[Exchange] = ()):
         self.conversations: list[Conversation] = []

@@ -312,7 +312,7 @@ class GatherState:
 gathering: ContextVar[GatherState | None] = ContextVar("gathering", default=None)  # the innermost gather
 
 
-START_S = 0.25  # rollouts that end this soon after the first one, and the time before, do not count in the bar's rate
+START_S = 0.25  # the bar measures its rate only from this many seconds after the first rollout has ended
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class DatasetBatch(Generic[Item]):
     epoch_step: int  # counted within the epoch
 
     def __iter__(self) -> Iterator:
-        """Yield items, epoch, step and epoch_step, the order of ART's releases of 2025."""
+        """Yield items, epoch, step and epoch_step, in the order of ART's releases of 2025."""
         return iter((self.items, self.epoch, self.step, self.epoch_step))
 
 # %% ../../nbs/05_rollouts/60_scenarios.ipynb #362ef6b7

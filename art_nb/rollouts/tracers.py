@@ -1,4 +1,4 @@
-"""Packages that record the calls of a process, and what they learn about rollouts
+"""Tracers, which add information about rollouts to the calls that another package records
 
 ## Guarantees
 

@@ -237,7 +237,7 @@ class MetricsBuilder:
         Raises
         ------
         ValueError
-            If the key has no section or is cumulative. Also if it and another key are a sum and a part of this sum.
+            If the key has no section or is cumulative, or if an existing key is a part of it or contains it.
         """
         if "/" not in key or is_cumulative(key):
             raise ValueError(f"Invalid metric {key!r}: the name needs a section, as in 'data/tools', and no 'cum'.")

@@ -330,7 +330,7 @@ class ReportQueue:
             model._warn_once(f"{key} {self.label} {model.name}", message)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until nothing is waiting. Return whether that happened in time.
+        """Wait until the queue is empty. Return whether that happened in time.
 
         Parameters
         ----------
@@ -341,7 +341,7 @@ class ReportQueue:
             return self._changed.wait_for(lambda: not self._jobs and not self._busy, timeout_s)
 
     def close(self) -> None:
-        """Let the reporter finish what is waiting, and end. Do not wait for it."""
+        """Tell the reporter to send the waiting entries and then to end. Return immediately."""
         self._unfollow()
         remove_queue(self)
         self.put("end")
@@ -371,7 +371,7 @@ def remove_queue(queue: ReportQueue) -> None:
 
 
 def end_queues(queues: Iterable[ReportQueue], timeout_s: float) -> None:
-    """Let reporters finish, at most for a time that they share."""
+    """End reporters after they have sent their entries. `timeout_s` is the limit for all of them together."""
     deadline, closed = time.monotonic() + timeout_s, [*queues]
     for queue in closed:
         queue.close()
@@ -408,7 +408,7 @@ class Reporting:
         self._skipped: set[Hashable] = set()  # stopped, unknown or not installed
 
     def open(self, model: Any, bus: Bus) -> None:
-        """Create the reporters that a model requests, and follow a bus. They begin with the first row.
+        """Create the reporters that a model requests, and subscribe to a bus. They begin with the first row.
 
         Parameters
         ----------

@@ -52,7 +52,7 @@ class SamplingParams:
     ignore_eos : bool
         Whether to continue after an end-of-sequence token.
     guide : dict, optional
-        Constraint on the format of the reply: `{"choice": [...]}`, `{"json": ...}` or `{"call": ...}`.
+        Constraint on the reply: a key of the sampler's `guides` with its value, for example `{"choice": [...]}`.
     """
 
     max_tokens: int = 128
@@ -72,7 +72,7 @@ class SampledToken:
     """One sampled token."""
 
     token_id: int
-    logprob: float  # of the distribution sampled from, after temperature and cuts
+    logprob: float  # under the distribution after temperature, min_p, top_k, top_p and guide
     text: str = ""  # text completed by this token, without stop strings and special tokens
     top: list[tuple[int, float]] = field(default_factory=list)  # the most likely ids and their logprobs
     finish: str | None = None  # "stop" or "length" on the last token
@@ -90,10 +90,10 @@ class Sampler(Protocol):
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
     exact_guides : frozenset of str
-        The keys whose permitted tokens `tokens.grammars` computes in the same way, so that the learner can.
+                Those keys of `guides` for which the learner can compute the same permitted tokens, with `tokens.grammars`.
     adapter_mode : str
-        How adapters are served: "unmerged" next to the weights of the policy, "merged" into the engine's own weights,
-        or "swapped", which means next to the engine's weights.
+        How adapters are served: "unmerged" (next to the weights of the policy), "merged" (into the engine's own
+        weights) or "swapped" (next to the engine's weights).
     seed_limits : str
         Reason why a repeated request with the same seed can return another reply, or "" if it cannot.
     """
@@ -193,7 +193,7 @@ class TokenNames(TokenTexts):
 
 # %% ../../nbs/40_samplers/00_base.ipynb #6af9f6eb
 class Owner(NamedTuple):
-    """What sent a request."""
+    """The sender of a request."""
 
     client: str = ""  # of the server that forwarded the request
     session: str = ""  # of the client
@@ -236,7 +236,8 @@ RequestT = TypeVar("RequestT", bound=Request)
 def next_request(waiting: Sequence[RequestT], running: Sequence[RequestT]) -> RequestT:
     """Return the request to start next.
 
-    It is the oldest one of the client with the fewest running requests, and of this client's session with the fewest.
+        It is the oldest request of the session with the fewest running requests. Only sessions of the client with the
+    fewest running requests count.
     """
     first = waiting[0]
     if all(request.owner == first.owner for request in waiting):

@@ -71,7 +71,7 @@ def names_by_parameter(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[
     return {parameter: [named[place] for place in sorted(named)] for parameter, named in places.items()}
 
 
-OWN_COPY = 'pass engine_args={"load_format": "auto"} to LocalBackend, with which vLLM loads its own copy.'
+OWN_COPY = 'pass engine_args={"load_format": "auto"} to LocalBackend, so that vLLM loads its own copy.'
 
 
 def share_weights(model: Any, shapes: Mapping[nn.Parameter, torch.Size], weights: Mapping[str, torch.Tensor]) -> None:

@@ -218,7 +218,7 @@ class CompletionService:
     ):
         client, session = (request.headers.get(name, "") for name in (CLIENT_HEADER, SESSION_HEADER))
         request_owner.set(Owner(client, session[:MAX_SESSION_CHARS]))
-        prepare_tracers()  # a tool that records the calls of clients in this process stores no token IDs
+        prepare_tracers()  # so that tools that record calls do not store token IDs
         adapter, limit = self._adapter(formatter.request.model), self.sampler.max_model_len
         run = asyncio.to_thread if size > THREAD_BYTES or formatter.may_wait else call_inline
         prompts = await run(formatter.prompts)

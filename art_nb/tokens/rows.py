@@ -335,7 +335,7 @@ def common_temperature(rows: Sequence[TokenRow]) -> float:  # 1 if no temperatur
 
 
 def temperature_mask(row: TokenRow, temperature: float) -> np.ndarray:  # bool [T]
-    """Return which tokens have sampler logprobs of this temperature without any other restriction."""
+    """Return which tokens were sampled at this temperature, without a restriction that the learner cannot apply."""
     if row.temperature is None:
         return np.ones(len(row.tokens), dtype=bool)
     return row.temperature == np.float32(temperature)

@@ -353,7 +353,7 @@ def tokenize_trajectory(
     multi_history : bool
         Return all sequences. By default, there must be exactly one.
     reconcile_text_equivalent_tokenizations : bool
-        Accepted for ART and without effect, because sequences are merged by their IDs.
+        Accepted for compatibility with ART. It has no effect, because sequences are merged by their IDs.
     model : str, optional
         For captured trajectories: use only the replies of the models that match this name or pattern.
     **rendering : RenderOptions
