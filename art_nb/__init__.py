@@ -21,7 +21,7 @@ Modules:
 - `art_nb.integrations.live_traces`: Export of the traces of a run while the model is trained, with `report_traces`
 - `art_nb.integrations.replay`: Rollouts that repeat a recorded conversation with its user messages and tool results
 - `art_nb.integrations.traces`: Export of runs as OpenTelemetry traces with `art.export_traces`
-- `art_nb.integrations.weave_calls`: Rollouts as calls of Weave: one tree for each rollout, with its conversations and token counts, without token IDs
+- `art_nb.integrations.weave_calls`: Rollouts as calls of Weave: one tree of calls for each rollout, with its conversations and token counts, without token IDs
 - `art_nb.learners.checkpoints`: Atomic checkpoints of a learner
 - `art_nb.learners.losses`: Policy-gradient losses over the trained tokens of a micro-batch
 - `art_nb.learners.settings`: The options of a training step and their validation

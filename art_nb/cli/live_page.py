@@ -55,7 +55,7 @@ class LivePage:
 
     def __init__(self, run: Any, key: str):
         self.run, self.key = run, key
-        self.cookie = f"art_nb_view_{hashlib.sha256(key.encode()).hexdigest()[:8]}"  # cookies do not depend on the port
+        self.cookie = f"art_nb_view_{hashlib.sha256(key.encode()).hexdigest()[:8]}"  # all ports share cookies
         self._lock, self._content, self._refresh_s = threading.Lock(), "", REFRESH_S
         self._made_at = -math.inf
 

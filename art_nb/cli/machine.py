@@ -140,7 +140,7 @@ def check_kernels():
 
 # %% ../../nbs/95_cli/10_machine.ipynb #889d62d8
 def check_extras() -> list:
-    """Return a check for each extra of art_nb except `dev`. Extras without an installed package are one check."""
+    """Return a check for each extra of art_nb except `dev`. Extras of which nothing is installed share one check."""
     from art_nb.core.types import install_hint
     from art_nb.training.doctor import Check
 

@@ -415,7 +415,7 @@ def profile(path: str, out: str | None) -> int:
 
 
 def plan(model: str, gpus: int, weights: float | None, as_json: bool, **options: Any) -> int:
-    """Plan a cluster: samplers, learners, groups per step, rollouts per hour, idle shares and cost."""
+    """Plan a cluster: samplers, learners, groups per step, rollouts per hour, idle time and cost."""
     import json
 
     from art_nb.core.types import ArtError
@@ -540,11 +540,11 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--host", default="127.0.0.1", help="address to serve on (%(default)s); others need ART_NB_API_KEY"),
             option("--port", type=int, default=7998, help="port (%(default)s); 0 selects a free port"),
             option("--path", default="recordings/traffic.jsonl", help="file of records (%(default)s)"),
-            option("--session-header", default="x-session-id", help="header with the session (%(default)s)"),
+            option("--session-header", default="x-session-id", help="header with the session ID (%(default)s)"),
             option("--sample", type=float, default=1.0, help="share of conversations to record (%(default)s)"),
-            option("--redact", metavar="FILE.py:NAME", help="function that changes each record or returns None"),
+            option("--redact", metavar="FILE.py:NAME", help="changes each record, or returns None to omit it"),
             option("--tag", action="append", default=[], metavar="NAME=VALUE", help="stored with each request"),
-            option("--max-mb", type=int, default=64, help="size of a file before it is renamed (%(default)s)"),
+            option("--max-mb", type=int, default=64, help="size at which a new file is started (%(default)s)"),
         ],
     ),
     "profile": (
@@ -558,14 +558,14 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
         plan,
         [
             option("--model", required=True, metavar="NAME", help="base model, for example Qwen/Qwen3-8B"),
-            option("--weights", type=float, metavar="BILLIONS", help="its weights, if its name does not contain them"),
+            option("--weights", type=float, metavar="BILLIONS", help="number of weights, if the name lacks it"),
             option("--gpus", type=int, default=8, help="GPUs of the cluster (%(default)s)"),
             option("--gpu", metavar="TYPE", help="H100 (default), B200, H200, A100, L40S or L4"),
-            option("--samplers", type=int, help="GPUs that sample; default: the fastest division"),
+            option("--samplers", type=int, help="GPUs that sample; default: the fastest plan"),
             option("--learners", type=int, help="GPUs that train"),
-            option("--groups-per-step", type=int, help="default: 32 rollouts for each sampler"),
+            option("--groups-per-step", type=int, help="scenarios per step; default: 32 rollouts per sampler"),
             option("--rollouts-per-group", type=int, default=8, help="rollouts per scenario (%(default)s)"),
-            option("--max-staleness", type=int, metavar="STEPS", help="of art.train (0) or PipelineTrainer (4)"),
+            option("--max-staleness", type=int, metavar="STEPS", help="staleness limit; default: 0, with --pipeline 4"),
             option("--pipeline", action="store_true", help="plan for PipelineTrainer instead of art.train"),
             option("--steps", type=int, help="steps of the run, for its hours and cost"),
             option("--price", type=float, metavar="USD", help="price of a GPU for an hour"),
@@ -575,7 +575,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--environment-s", type=float, metavar="SECONDS", help="time of a rollout in its environment"),
             option("--sampler-rate", type=float, metavar="TOKENS/S", help="measured rate of a sampler"),
             option(
-                "--sampler-requests", type=float, metavar="N", help="simultaneous requests of that measurement (64)"
+                "--sampler-requests", type=float, metavar="N", help="with --sampler-rate: simultaneous requests (64)"
             ),
             option("--train-rate", type=float, metavar="TOKENS/S", help="measured rate of a learner"),
             option("--json", action="store_true", dest="as_json", help="print the plan as JSON"),
@@ -600,7 +600,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 help="one reply, tool calls, a game, or an existing agent; default: single",
             ),
             option(
-                "--reward", choices=["rule", "judge", "environment"], help="how it is scored (not agent); default: rule"
+                "--reward",
+                choices=["rule", "judge", "environment"],
+                help="how rollouts are scored (not with --task agent); default: rule",
             ),
             option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),
             option("--yes", "-y", action="store_true", help="use the defaults instead of asking"),

@@ -40,7 +40,9 @@ def model_of_run(path: str) -> "TrainableModel":
     root = run.parents[2]
     model = TrainableModel(**fields, base_path=str(root), _internal_config=record.get("_internal_config"))
     if root / model.project / "models" / model._storage_name() != run:
-        raise StoreError(f"{run} was moved: a run of this model is in PROJECT/models/NAME, with its own names.")
+        raise StoreError(
+            f"{run} was moved or renamed. Its path must be PROJECT/models/NAME, with the names in its model.json."
+        )
     return model
 
 # %% ../../nbs/95_cli/16_model_server.ipynb #5e7e000a

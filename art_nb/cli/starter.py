@@ -189,7 +189,7 @@ def as_notebook(answers: StarterAnswers, project: str, test: str) -> str:
 
 
 def as_script(answers: StarterAnswers, project: str, test: str) -> str:
-    """Return the starter as a script. `python` runs it, and `art-nb train` only its training, without a warm-up."""
+    """Return the starter as a script. `python` runs all of it. `art-nb train` skips the warm-up and only trains."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
     to_replace = "" if task.file else f"{REPLACE.format(test=test)} "  # the text about an agent contains it
     check = f"{to_replace}{CHECK.format(test=test, project=project, name=task.model)}"

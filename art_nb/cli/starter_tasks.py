@@ -355,7 +355,8 @@ For your own agent, replace:
 - `LIMITS`, if your agent sets no token limit
 - the questions with their calls and answers, the call in `rollout`, and the reward with its test
 - `example`: the messages that your agent sends, and its list of tools (`agent.TOOLS`). The test compares the first two
-  messages and the tools
+  messages and the tools with those that the agent sends
+
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",
@@ -514,8 +515,8 @@ if __name__ == "__main__":
     before=(
         (
             "markdown",
-            "How often is the untrained model right? No training question contains these items. Evaluations use the "
-            "agent's own temperature.",
+            "How often is the untrained model right? The evaluation asks about items that are not used in training. It "
+            "uses the agent's own temperature.",
         ),
         (
             "code",
@@ -526,10 +527,10 @@ print(before)""",
         (
             "markdown",
             """\
-SmolLM2 never calls the tool. All rewards are then 0, and reinforcement learning alone cannot start. The model first
-imitates a few right conversations. This is step 1. If the model is then right for most questions, further training
-changes little: use fewer examples, or harder questions. The doctor then checks the rollouts. If it finds that the
-rewards of all groups are equal, read its advice before you continue.""",
+Without training, SmolLM2 never calls the tool. All its rewards are 0, so reinforcement learning has nothing to learn
+from. The model therefore first imitates a few right conversations. This warm-up is step 1. If the model is then right
+for most questions, further training changes little: use fewer examples, or harder questions. The doctor then checks the
+rollouts. If it finds that the rewards of all groups are equal, read its advice before you continue.""",
         ),
         (
             "code",
@@ -547,8 +548,9 @@ print(warmed_up)""",
         ),
     ),
     rewards_text="""\
-The mean reward of each step after the warm-up, which is step 1 (at the temperature of `OVERRIDES`), the result for the
-questions without training, and the three worst rollouts. Six steps are few: in two runs they raised the share of right
+The output shows the mean reward of each step after the warm-up (step 1), at the temperature of `OVERRIDES`. It also
+shows the result for the questions that are not used in training, its difference from the warmed-up model and from the
+untrained model, and the three worst rollouts. Six steps are few: in two runs they raised the share of right
 answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the interval of the first
 difference contains 0, increase `steps` and run again. The intervals count each form of a question as independent.""",
     after="""\
@@ -566,7 +568,7 @@ class Scoring:
     score: Callable[[StarterTask], str]  # replaces SCORE
     test: Callable[[StarterTask], str]  # code of the test
     option: str = ""  # an argument of `art.train`
-    can_evaluate: bool = True  # a rollout has a reward without the others of its group
+    can_evaluate: bool = True  # whether a rollout can be scored without the others of its group
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #44e8d5d2
 RULE_TEXT = """\

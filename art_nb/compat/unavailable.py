@@ -36,19 +36,19 @@ class TinkerNativeBackend(TinkerBackend): ...
 
 
 class SkyPilotBackend(Unavailable):
-    """art_nb does not use SkyPilot, which ART dropped too. Start the notebook there and use art.LocalBackend()."""
+    """art_nb does not start machines with SkyPilot. Run the notebook on such a machine and use art.LocalBackend()."""
 
 
 class MegatronBackend(Unavailable):
-    """art_nb does not shard a model over several GPUs. It trains on one device, with art.LocalBackend()."""
+    """art_nb does not shard a model. Use art.LocalBackend(), or art.RayBackend() for copies on several GPUs."""
 
 
 class MegatronRuntimeConfig(Unavailable):
-    """art_nb does not use Megatron. It trains on one device, with art.LocalBackend()."""
+    """art_nb does not use Megatron. Use art.LocalBackend(), or art.RayBackend() for several GPUs."""
 
 
 class MegatronTopologyConfig(Unavailable):
-    """art_nb trains on one device and needs no topology. Remove the argument and use art.LocalBackend()."""
+    """art_nb does not shard a model. Remove the topology, and use art.LocalBackend() or art.RayBackend()."""
 
 
 class TrainerRank(Unavailable):

@@ -103,7 +103,7 @@ def run_figures(path: str | Path) -> dict[str, Figure]:
     store = open_run(path)
     rows = [row for row in store.history() if row.get("data/step_rollout_tokens")]
     if not rows:
-        raise StoreError(f"{store.path} has no training step with sampled tokens. Train at least one step, or omit it.")
+        raise StoreError(f"{store.path} has no training step with sampled tokens. Train first, or pass no `run`.")
     values = _history_figures(rows) | _last_step_figures(store)
     values |= _duration_figures(store, rows, values.get("environment_s", 0.0))
     figures = {name: Figure(value, f"measured: run {store.path.name}") for name, value in values.items()}
@@ -394,7 +394,7 @@ def plan_capacity(
     samplers, learners : int, optional
         Their numbers. By default, the division of the GPUs that trains most rollouts per hour.
     groups_per_step, rollouts_per_group : int
-        The options of `art.train`. The default is 32 rollouts per sampler and step.
+        The options of `art.train`. The default of `groups_per_step` gives each sampler 32 rollouts per step.
     max_staleness : int, optional
         The option of `art.train` (default 0), or `max_steps_off_policy` of `PipelineTrainer` (default 4).
     pipeline : bool

@@ -97,7 +97,7 @@ class Rank:
         return f"file://{tempfile.mkdtemp(prefix='art-nb-ranks-', dir=session)}/store"
 
     def join(self, address: str) -> None:
-        """Meet the other ranks.
+        """Connect to the other ranks.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class Rank:
             self.worker.call(checkpoints.load_checkpoint, Path(folder), self.learner, base_model)
 
     def files(self, base_model: str) -> dict[str, np.ndarray]:
-        """Return the files of a checkpoint. Its step is 0 until the kernel writes it.
+        """Return the files of a checkpoint. They contain step 0. The kernel replaces it when it writes the files.
 
         Parameters
         ----------
@@ -356,7 +356,7 @@ class Ranks:
         self.is_current = bool(self.adapter)
 
     def _start_again(self) -> None:
-        """Start the ranks if this failed after a loss."""
+        """Start the ranks if an earlier start after a loss has failed."""
         if not self.actors:
             self.open()
 
@@ -555,7 +555,7 @@ class LearnerGroup(Ranks):
         raise TrainError(f"{message}\nThe adapter is unchanged. If memory is full, lower tokens_per_batch.") from error
 
     def _settle(self, timeout_s: float = SETTLE_S) -> bool:
-        """Wait until no rank is in a step. Return whether this is the case. A rank that is lost is in none."""
+        """Wait until no rank computes a step. Return False after a timeout. Lost ranks are not waited for."""
         calls = [actor.wait_until_free.remote() for actor in self.actors]
         _, running = self.ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
         return not running

@@ -90,7 +90,7 @@ def set_token() -> None:
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise ServeError(
             "Ray was imported before RayBackend could set its access token. Restart Python and register the model "
-            "before you import Ray, or call `ray.init(include_dashboard=False)` yourself, which RayBackend then uses."
+            "before you import Ray. Or call `ray.init(include_dashboard=False)` yourself: RayBackend uses its cluster."
         )
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -199,7 +199,7 @@ class ClusterConnection:
     lock: Any = field(default_factory=threading.RLock)
 
     def close(self) -> None:
-        """Give the connection back. The last user disconnects, and ends a cluster that was started for it."""
+        """Release the connection. The last release disconnects, and ends a cluster that this process has started."""
         with self.lock:
             self.users -= 1
             if self.users or not self.ours:
@@ -358,7 +358,7 @@ class ActorPlace:
 
 
 def this_place() -> ActorPlace:
-    """Return where the calling actor runs. Prepare it to send errors as the classes that the kernel knows."""
+    """Return where the calling actor runs. Import `art_nb.types`, by which Ray pickles errors for the kernel."""
     import_module("art_nb.types")  # the module by which Ray pickles them
     ray = import_ray()
     links = [Path(f"/proc/self/fd/{number}") for number in (2, 1)]

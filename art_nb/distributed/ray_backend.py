@@ -194,7 +194,7 @@ class RayRuntime(ModelRuntime):
         return self.group.sft_step(rows, rate, **options)
 
     def restore_on_error(self) -> AbstractContextManager[None]:
-        """Return a context that returns to the latest step if it raises an exception."""
+        """Return a context manager that restores the latest step if its block raises an exception."""
 
         @contextmanager
         def context():
@@ -331,7 +331,7 @@ def load_ray_runtime(
     connection: ClusterConnection,
     layout: Layout,
     wait_s: float,  # in which resources must be free
-    stall_s: float,  # after which a replica without a sign of life is replaced
+    stall_s: float,  # after which a replica without progress is replaced
     model: Any,  # a TrainableModel
     worker: DeviceThread,
     weights: str | Path,
@@ -449,7 +449,7 @@ class RayBackend(LocalBackend):
         The time for which `register`, `scale` and the replacement of a lost rank wait for free resources. On a cluster
         with an autoscaler, pass the time in which its nodes start.
     stall_s : float
-        A replica that has requests and shows no sign of life for this time is ended and replaced.
+        A replica that has requests and makes no progress for this time is ended and replaced.
     **options
         Options of `LocalBackend`: `sampler`, `engine_args`, `device`, `dtype`, `max_running`, `max_model_len`,
         `gpu_cost_per_hour_usd`, `bus` and `verbose`.
@@ -544,7 +544,7 @@ class RayBackend(LocalBackend):
         return connection, layout
 
     async def scale(self, samplers: int) -> None:
-        """Change the number of replicas of all models, also during training. Raise `ServeError` without resources.
+        """Change the number of replicas of all models, also during training. Raise `ServeError` if there is no room.
 
         Parameters
         ----------

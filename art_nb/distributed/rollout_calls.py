@@ -72,7 +72,7 @@ class RolloutCode:
     internal_config : dict, optional
         ART's `InternalModelConfig`.
     prices, extractors : dict
-        Prices of other models, and functions that read the cost of a response, which the user has registered.
+        The prices of other models, and the functions that read the cost of a response, if the user has registered any.
     """
 
     start: Callable[[Any, Any], Any]

@@ -133,7 +133,7 @@ class RolloutWorkers(Supervisor):
         start : callable
             A function of (model, scenario) that returns an awaitable.
         scenario : object
-            One of the scenarios, which must be possible to send, too.
+            One of the scenarios. It must be picklable, too.
         bus : Bus, optional
             Receives the events that `start` emits on `model._bus` in the worker, when its result arrives.
         """

@@ -53,7 +53,7 @@ class ReplicaRecord:
         return self.facts.get("place")
 
     def load(self) -> tuple[int, int, int]:
-        """Return the order in which replicas are chosen: the smallest comes first."""
+        """Return the sort key of the replica. The replica with the smallest key is chosen."""
         return len(self.sessions), self.requests, self.assigned
 
 # %% ../../nbs/55_distributed/10_routing.ipynb #d40fc4d8
@@ -131,7 +131,7 @@ class RoutingTable:
                 replica.sessions.discard(session)
 
     def pin(self, session: str, number: int | None) -> None:
-        """Assign a conversation to a replica, if it serves.
+        """Assign a conversation to a replica if the replica is serving.
 
         Parameters
         ----------
@@ -271,7 +271,7 @@ class RouterTransport(ShardedTransport):
         return error_response(ServeError("No replica serves: see the warnings of the run.", status=503))
 
     def _session_of(self, request: httpx.Request) -> str | None:
-        """Return the conversation of a request. That of a rollout ends with the rollout."""
+        """Return the conversation of a request. The conversation of a rollout ends with the rollout."""
         if rollout := current_rollout():
             call_after_rollout(self.table, partial(self.table.end_session, rollout))
         session = request.headers.get(SESSION_HEADER)
@@ -311,7 +311,7 @@ class RouterTransport(ShardedTransport):
         return response
 
     async def _load_adapter(self, body: bytes) -> ServeError | None:
-        """Load the adapter that a request names into the replicas. Return the error if there is none."""
+        """Load the adapter that a request names into the replicas. If there is no such adapter, return the error."""
         resolve = self.table.resolve
         assert resolve is not None, "the caller has checked it"
         try:
@@ -351,7 +351,7 @@ class RouterEndpoint:
         self.app = require_api_key(json_app(routes), self.api_key, table.counts, error_of_path)
 
     def transport(self) -> RouterTransport:
-        """Return a transport to the replicas, without this endpoint between."""
+        """Return a transport that sends requests directly to the replicas, not through this endpoint."""
         return RouterTransport(self.table)
 
     async def _pass_on(self, request: Request) -> Response:

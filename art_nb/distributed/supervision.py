@@ -19,7 +19,7 @@ from .placement import actor_error, describe_loss, import_ray
 
 # %% ../../nbs/55_distributed/15_supervision.ipynb #e002a4be
 async def awaited(ref: Any) -> Any:
-    """Await a reference. `asyncio.gather` and `wait_for` need a coroutine."""
+    """Await an object reference of Ray in a coroutine, because `asyncio.gather` and `wait_for` need a coroutine."""
     return await ref
 
 
@@ -150,7 +150,7 @@ class Supervisor:
                     self.warn(f"{self.kind} {id(record)}", f"{self.kind} {number} of {self.name} serves again.")
                 await self.watch(record)
             except self.ray.exceptions.RayError as error:
-                self.ray.kill(record.actor)  # an actor whose code failed lives, and holds its GPU
+                self.ray.kill(record.actor)  # an actor whose code failed still runs and holds its GPU
                 if self.closed or number >= self.size:
                     return
                 record.state = "lost"

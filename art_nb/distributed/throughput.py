@@ -15,7 +15,7 @@ from functools import lru_cache
 from statistics import NormalDist
 
 # %% ../../nbs/55_distributed/02_throughput.ipynb #1324756c
-MAX_SPREAD = 5.0  # with more, the sizes of almost all rollouts are 0 in floating-point numbers
+MAX_SPREAD = 5.0  # with a larger spread, the sizes of almost all rollouts are 0 in floating-point numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def request_seconds(shape: RolloutShape, rates: EngineRates) -> float:
 
 
 def rollout_seconds(shape: RolloutShape, rates: EngineRates, tokens_per_s: float, n: int = 1) -> float:
-    """Return the seconds of the longest of `n` rollouts: its tokens, and its environment."""
+    """Return the seconds of the longest of `n` rollouts, for its tokens and its environment."""
     each = shape.tokens * token_seconds(shape, rates, tokens_per_s) + shape.environment_s
     return largest_size(shape, n) * each
 

@@ -71,7 +71,7 @@ async def write_texts(writer: TextWriter, request: str, name: str, count: int) -
     request : str
         What to write.
     name : str
-        What the texts are called in the JSON.
+        The key of the list of texts in the JSON object.
     count : int
         How many texts are needed.
     """
@@ -321,7 +321,10 @@ class AutoRL:
         return train(self.model, self.rollout, texts, **(defaults | options))
 
     async def compare(self) -> Mapping[str, Any]:
-        """Return how often the judge prefers the trained model on the test inputs. It does not know which one it is."""
+        """Return how often the judge prefers the trained model on the test inputs.
+
+        The judge does not know which reply comes from which model.
+        """
         stored, step = self.files.read("comparison.json"), await self.model.get_step()
         if stored is None or stored["step"] != step:
             texts = (await self.inputs()).test

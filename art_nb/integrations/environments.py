@@ -49,7 +49,7 @@ class Environment:
 
 
 def seeded_scenarios(size: int, seed: int, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `size` scenarios with the seeds from `seed` on, each with the same further fields."""
+    """Return `size` scenarios with consecutive seeds that start at `seed`. All have the same other fields."""
     if size < 1:
         raise ValueError(f"Invalid `size={size}`: an environment needs at least one scenario.")
     return [{**fields, "seed": seed + i} for i in range(size)]

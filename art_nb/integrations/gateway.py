@@ -35,7 +35,7 @@ from ..serving.openai_requests import RequestError, read_object
 
 # %% ../../nbs/88_integrations/00_gateway.ipynb #39d5548f
 class RecordingSession(Protocol):
-    """What the gateway needs of a session."""
+    """The interface of a session, as the gateway uses it."""
 
     api_key: str
     model: Model
@@ -68,7 +68,7 @@ class SessionGateway:
         self._thread: threading.Thread | None = None
 
     def start(self) -> str:
-        """Return the address of the server, which is started if it does not run."""
+        """Start the server if it does not run, and return its address."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive() or self._server is None:
                 self._server = HttpServer(self, bind_socket("127.0.0.1", 0))
@@ -117,7 +117,7 @@ class SessionGateway:
             return
         except Exception as error:  # no error of a request may reach the server
             reply = error_of_path(scope["path"], error)
-        if reply is not None and not started:  # a stream that has started ends early
+        if reply is not None and not started:  # if a stream has started, it ends early instead
             await reply(scope, receive, send)
 
     async def _answer(self, request: Request, session: RecordingSession, send: Send) -> Response | None:
@@ -127,7 +127,7 @@ class SessionGateway:
             return json_response({"object": "list", "data": [card]})
         if request.method != "POST" or path not in (*MODEL_PATHS, COUNT_PATH):
             paths = ", ".join(MODEL_PATHS)
-            raise RequestError(f"{request.method} {path} does not exist. A session has POST {paths}.", status=404)
+            raise RequestError(f"{request.method} {path} does not exist. A session supports POST {paths}.", status=404)
         body = read_object(await read_body(request)) | {"model": session.model_name}
         if session.api_key not in self._sessions:  # the session ended while the body arrived
             raise RequestError(UNKNOWN_KEY, status=401)

@@ -114,7 +114,8 @@ def recorder_class() -> type:
         Attributes
         ----------
         path : str
-            The file. LiteLLM compares callbacks by such attributes, and ignores one that equals an earlier one.
+            The file. LiteLLM ignores a callback whose attributes equal those of an earlier one. Two recorders
+            therefore need different paths.
         """
 
         def __init__(self, path: str | Path | None = None, **options: Any):

@@ -237,7 +237,7 @@ MAX_FAULTS = 5  # quoted in a request
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a text that can be scenarios: in lists, and in lists of another object."""
+    """Yield the JSON objects of a text that can be scenarios: alone, in a list, or in a list inside an object."""
     for value in json_values(text):
         if isinstance(value, list):
             candidates = value
@@ -347,7 +347,7 @@ def _asks_model(open_client: Callable[[], Any], name: str, **options: Any) -> As
 async def collect_scenarios(
     ask: AskFunction, messages: Callable[..., list[dict[str, Any]]], n: int
 ) -> list[GeneratedScenario]:
-    """Ask until there are `n` valid and different scenarios. Raise `ValueError` if they are too few."""
+    """Ask until there are `n` valid and different scenarios, or raise `ValueError` after `MAX_REQUESTS` requests."""
     collected: dict[str, GeneratedScenario] = {}
     faults: list[str] = []
     for _ in range(MAX_REQUESTS):

@@ -158,7 +158,7 @@ def is_url(server: Any) -> bool:
 
 
 def server_label(server: Any) -> str:
-    """Return a server for error messages, without the secrets of a URL."""
+    """Return the name of a server for error messages, without the secrets of a URL."""
     if is_url(server):
         return redact_url(server, query=False)
     if command := getattr(server, "command", None):
@@ -229,12 +229,12 @@ async def _all_pages(request: Callable[..., Awaitable[Any]], entries: str) -> li
     return values
 
 # %% ../../nbs/88_integrations/40_mcp_servers.ipynb #f8454135
-CLOSE_S = 10.0  # the mcp package ends a process that ignores the end of its input after about 4 seconds
+CLOSE_S = 10.0  # after about 4 seconds, the mcp package ends a process that ignores the end of its input
 CHECK_S = 10.0
 
 
 def _cause(error: BaseException | None) -> BaseException | None:
-    """Return the first error of a group."""
+    """Return the first error of an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -248,7 +248,7 @@ class MCPSession:
     server, timeout_s, max_result_chars
         As in `connect`.
     transport : callable
-        A function of the file for standard error that returns the streams of the server.
+        A function that takes the file for standard error and returns the streams of the connection to the server.
 
     Attributes
     ----------
@@ -462,7 +462,7 @@ def connect(
     ValueError
         If the command is empty.
     RolloutError
-        If the server does not start, when the block is entered.
+        When the block is entered, if the server does not start.
     """
     check_mcp_package()
     if isinstance(server, (str, list, tuple)) and not server:

@@ -45,7 +45,7 @@ class MLflowReporter(ToolReporter):
     Parameters
     ----------
     max_rollouts : int
-        The number of rollouts of a step that are sent.
+        The maximum number of rollouts of a step that are sent.
     checkpoints : {"all", "last"}, optional
         The checkpoints that are sent. By default, none.
     tracking_uri : str, optional

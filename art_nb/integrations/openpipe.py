@@ -60,7 +60,7 @@ def _time(milliseconds: Any) -> datetime:
 
 
 def update_record(path: str, update: Mapping[str, Any]) -> Record:
-    """Return the line of an update of tags. Raise `ValueError` if the update is invalid."""
+    """Return the record of an update of tags. Raise `ValueError` if the update is invalid."""
     filters, tags = update.get("filters"), update.get(UPDATE_PATHS[path])
     is_list = isinstance(filters, list) and all(isinstance(condition, Mapping) for condition in filters)
     if not is_list or not filters or not isinstance(tags, Mapping):
@@ -86,7 +86,7 @@ class UpdateLogTagsResponse:
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #a61b50ca
 def _report(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report in the form of the wire: camelCase, without the fields that were left out."""
+    """Return a report in the format of the HTTP request: camelCase names, without fields that are None."""
     names = {
         "requestedAt": "requested_at",
         "receivedAt": "received_at",
@@ -105,7 +105,7 @@ def _update(filters: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any]) -
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #465b9ee5
 class _Reports:
-    """Sends or writes what both clients report."""
+    """The common code of both clients: it sends or writes the reports."""
 
     def __init__(self, api_key: str | None, base_url: str | None, timeout: float | None, path: str | Path):
         self.api_key = api_key or os.environ.get("OPENPIPE_API_KEY")
@@ -145,7 +145,7 @@ class _Reports:
 
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #dd190114
 class OpenPipe(_Reports):
-    """The reports of OpenPipe's client. Calls of other methods of the original are not supported.
+    """A client with the report methods of OpenPipe's SDK. The other methods of the SDK are not supported.
 
     Parameters
     ----------

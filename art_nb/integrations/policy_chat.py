@@ -76,7 +76,7 @@ async def converse(
     respond: Callable[[Choice], Awaitable[Messages]],  # the environment's messages after a reply
     max_turns: int,
 ) -> bool:
-    """Alternate replies and messages until the environment ends the episode. Return whether it did so in time."""
+    """Alternate replies and messages until the environment ends the episode. Return False if it did not end it."""
     for turn in range(max_turns):
         try:
             choice = await chat.reply()

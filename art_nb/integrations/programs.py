@@ -205,7 +205,8 @@ def rollout_from(
     reward : callable, optional
         A function of (trajectory, scenario, output) that returns the reward, or a dict with "reward" and "metrics", or
         sets `trajectory.reward` and returns nothing. It can be async. `output` is a `ProgramOutput`, or the result of
-        the function. By default, the last line of standard output is the reward as JSON, and a function returns it.
+        the function `program`. By default, a command prints the reward as JSON in the last line of standard output, and
+        a function returns it.
     stdin : callable, optional
         A function of the scenario that returns the standard input of the command. By default, one line of JSON.
         `stdin=str` passes a string without quotes.
@@ -214,7 +215,7 @@ def rollout_from(
     cwd : str or Path, optional
         The working directory of the command.
     failure_reward : float, optional
-        The reward of a rollout whose command ends with an error. By default, it is a failed rollout, which is not
+        The reward of a rollout whose command ends with an error. By default, the rollout fails and is not
         trained.
     request_overrides : dict, optional
         Fields that replace those of the program's requests, for example `{"temperature": 1}`, as in `art.train`.

@@ -40,7 +40,7 @@ def is_sampled(
     record: Record,
     share: float,  # of the conversations that are kept
 ) -> bool:
-    """Return whether a record is kept. It is the same for all records of a named session, or of a conversation."""
+    """Return whether to keep a record. All records of a named session or of a conversation get the same answer."""
     if share >= 1:
         return True
     identity = [record["session"]]
@@ -62,8 +62,8 @@ def _beginning(request: dict[str, Any]) -> Any:
 MAX_RECORD_FILE_BYTES = 64 << 20
 MAX_WAITING_BYTES = 64 << 20
 MAX_BATCH = 256
-_MIN_SECRET_CHARS = 8  # as in `secrets_of_environment`: shorter ones, for example "test", are also words
-_Job = tuple[Callable[[], Record | None], int, Collection[str]]  # makes the record, its bytes, secrets
+_MIN_SECRET_CHARS = 8  # as in `secrets_of_environment`: a shorter secret can be a common word, for example "test"
+_Job = tuple[Callable[[], Record | None], int, Collection[str]]  # function that makes a record, size in bytes, secrets
 
 
 class RecordWriter:
@@ -75,7 +75,7 @@ class RecordWriter:
         The file of JSON lines. Its name ends in `.jsonl`.
     redact : callable, optional
         Gets each record and returns the record to write, or `None` to leave it out. `request` and `reply` of a record
-        can be `None`. Later updates of tags are written without a call.
+        can be `None`. Records that update the tags of an earlier record are written without this call.
     sample : float
         The share of conversations that are kept.
     max_bytes : int
@@ -86,7 +86,7 @@ class RecordWriter:
     Attributes
     ----------
     counts : Counter
-        Records by what happened to them: "written", "left out" (by `sample` or `redact`), "dropped".
+        Number of records by outcome: "written", "left out" (by `sample` or `redact`), "dropped".
 
     Raises
     ------
@@ -150,7 +150,7 @@ class RecordWriter:
         atexit.register(self.flush)
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until everything submitted so far is written or dropped. Return whether it is.
+        """Wait until everything submitted so far is written or dropped. Return whether this happened in time.
 
         Parameters
         ----------

@@ -115,7 +115,7 @@ class Recorder:
         return RecordedSession(self, name or uuid.uuid4().hex, "name", self._tags | dict(tags or {}))
 
     def start(self) -> Self:
-        """Record all requests of this process, in all threads, until `close`. Inside a session, they get its name.
+        """Record all requests of this process, in all threads, until `close`. Requests inside a session get its name.
 
         Raises
         ------
@@ -200,7 +200,7 @@ def record(
     Returns
     -------
     Recorder
-        A context manager, or a recorder with `start`, `session` and `close` for a service.
+        A recorder. Use it as a context manager, or call `start`, `session` and `close` in a service.
 
     Raises
     ------

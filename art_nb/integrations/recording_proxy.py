@@ -121,7 +121,7 @@ MAX_TOTAL_BYTES = 256 << 20
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #17f7f207
 class Budget:
-    """The memory of the bodies that are being recorded."""
+    """A limit for the memory of the bodies that are being recorded."""
 
     def __init__(self, max_body_bytes: int = MAX_RECORDED_BYTES, max_total_bytes: int = MAX_TOTAL_BYTES):
         self.max_body_bytes, self.max_total_bytes, self.used = max_body_bytes, max_total_bytes, 0
@@ -143,7 +143,7 @@ class Budget:
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #89935ce3
 class CallRecording:
-    """What the proxy knows of one request to a model. Its methods run on the event loop, and may fail."""
+    """The recording of one request to a model. Its methods run on the event loop. The proxy catches their errors."""
 
     def __init__(self, scope: Scope, writer: RecordWriter, budget: Budget, details: dict[str, Any]):
         self.writer, self.budget, self.path = writer, budget, scope["path"]
@@ -159,7 +159,7 @@ class CallRecording:
         self.request = self.budget.extend(self.request, part)
 
     def start_reply(self, status: int, encoding: str) -> None:
-        """Note the head of the reply."""
+        """Store the status and the encoding of the reply."""
         self.status, self.encodings[1] = status, encoding
 
     def add_reply(self, part: bytes) -> None:
@@ -216,7 +216,7 @@ class Upload:
                 self.done.set()
 
     async def receive_disconnect(self) -> Message:
-        """Return the messages after the body."""
+        """Wait for the end of the body, and return the next message."""
         await self.done.wait()
         return await self.receive()
 
@@ -355,7 +355,7 @@ class RecordingProxy:
         end = scope["path"].rstrip("/").removeprefix("/api/v1")
         kind = Request(scope).headers.get("content-type", "")
         try:
-            if not kind.startswith("application/json"):  # a page in a browser can send other types without asking
+            if not kind.startswith("application/json"):  # a web page can send other types without a CORS preflight
                 raise RequestError(f"Send a report as application/json, not {kind[:80]!r}.", status=415)
             body = json.loads(await read_body(Request(scope, receive)))
             if not isinstance(body, dict):
@@ -366,7 +366,7 @@ class RecordingProxy:
             return await openai_error_response(problem)(scope, receive, send)
         reply: dict[str, Any] = {"status": "ok"}
         if "update" in record:
-            async with self._counting:  # a client that sends many updates leaves threads for others
+            async with self._counting:  # one count at a time, so that many updates do not use all threads
                 matched = await asyncio.to_thread(count_matches, self.writer.path, record["update"]["filters"])
             reply = {"matchedLogs": matched}
         self.writer.submit(lambda: record, len(str(body)), _secrets(scope))

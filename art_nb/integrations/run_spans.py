@@ -139,7 +139,7 @@ def _logged_explanation(trajectory: Trajectory) -> str:
 # %% ../../nbs/88_integrations/81_run_spans.ipynb #64c53e95
 @dataclass(slots=True)
 class GroupJudgments:
-    """The judgments of one group that count, and those of the judges."""
+    """The current judgments of one group, and the current ones among those that a judge made."""
 
     counting: Current = field(default_factory=dict)
     by_judges: Current = field(default_factory=dict)
@@ -174,7 +174,7 @@ class JournalTail:
         return judgments
 
     def of_group(self, group: str, step: int) -> GroupJudgments:
-        """Return the judgments of a group at a step. Those of step 0 have no known step."""
+        """Return the judgments of a group at a step, or else those of step 0, whose step is unknown."""
         return GroupJudgments.of(self._lines.get((group, step)) or self._lines.get((group, 0)) or [])
 
 
@@ -202,7 +202,7 @@ def sent_feedback(feedback: Feedback, options: SpanOptions) -> Feedback:
 
 @dataclass(slots=True)
 class RolloutFeedback:
-    """The scores of one rollout and its span."""
+    """The scores of one rollout, and the IDs of its trace and root span."""
 
     trace_id: int
     span_id: int

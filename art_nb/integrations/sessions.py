@@ -38,7 +38,7 @@ class Session:
     step : int, optional
         The training step whose weights reply. By default, the latest one.
     request_overrides : dict, optional
-        Fields that replace those of the requests, as in `art.train`. By default, those of the rollout.
+        Fields that replace the fields of the requests, as in `art.train`. By default, the overrides of the rollout.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ def session(self: Model, step: int | None = None, request_overrides: Mapping[str
     step : int, optional
         The training step whose weights reply. By default, the latest one.
     request_overrides : dict, optional
-        Fields that replace those of the requests, as in `art.train`. By default, those of the rollout.
+        Fields that replace the fields of the requests, as in `art.train`. By default, the overrides of the rollout.
 
     Returns
     -------
@@ -169,9 +169,9 @@ def session(self: Model, step: int | None = None, request_overrides: Mapping[str
     TrainError
         If `request_overrides` are invalid.
     BackendMissing
-        If the packages of the server are missing, when the block is entered.
+        When the block is entered, if the packages of the server are missing.
     RolloutError
-        If a turn could not be recorded, at the end of the block.
+        At the end of the block, if a turn could not be recorded.
     """
     return Session(self, step, request_overrides)
 

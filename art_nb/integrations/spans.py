@@ -94,7 +94,7 @@ def agent_span_id(place: RolloutPlace) -> int:
 
 
 def rollout_name(trajectory: Trajectory) -> str:
-    """Return the ID that gathering gave a rollout, or else a hash of its messages and its start."""
+    """Return the ID that `gather_trajectory_groups` gave a rollout, or else a hash of its content and its start."""
     if name := trajectory.metadata.get("rollout_id"):
         return utf8_text(name)
     start = trajectory.start_time.isoformat() if "start_time" in trajectory.model_fields_set else ""
@@ -102,7 +102,7 @@ def rollout_name(trajectory: Trajectory) -> str:
 
 # %% ../../nbs/88_integrations/80_spans.ipynb #e7b82073
 MAX_SPAN_TEXT_CHARS = 100_000
-_MIN_MARGIN_CHARS = 4_000  # of a secret at the cut
+_MIN_MARGIN_CHARS = 4_000  # a secret at the cut is removed if it is at most this long
 
 
 def span_text(value: Any, secrets: Sequence[str]) -> str:

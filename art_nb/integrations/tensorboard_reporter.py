@@ -38,7 +38,7 @@ class TensorBoardReporter(ToolReporter):
     Parameters
     ----------
     max_rollouts : int
-        The number of rollouts of a step whose text is written.
+        The maximum number of rollouts of a step whose text is written.
     logdir : str or Path, optional
         The directory of the event files. The default is `tensorboard` in the run directory.
     """

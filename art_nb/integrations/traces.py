@@ -114,7 +114,7 @@ def _captured_log() -> Iterator[list[str]]:
 
 # %% ../../nbs/88_integrations/83_traces.ipynb #976a06fd
 def _emptied_headers() -> dict[str, str]:
-    """Return the headers of the environment without their values, which are for the endpoint of the environment."""
+    """Return the headers of the environment variables with empty values. The values are for another endpoint."""
     texts = [os.environ.get(f"OTEL_EXPORTER_OTLP_{name}HEADERS", "") for name in ("", "TRACES_")]
     names = [unquote(pair.partition("=")[0]).strip().lower() for text in texts for pair in text.split(",")]
     return {name: "" for name in names if name}  # the exporter adds those that it is not given
@@ -197,7 +197,7 @@ class SpanSender:
         return OTLPSpanExporter(self.target.endpoint, headers=headers or None, timeout=timeout_s, session=session)
 
     def send_feedback(self, rollouts: Sequence[RolloutFeedback]) -> None:
-        """Send scores, if the target has an interface for them. Raise the errors of `send`.
+        """Send scores, if the target has an API for them. Raise the same errors as `send`.
 
         Parameters
         ----------
@@ -304,7 +304,7 @@ def _store_of(run: Any) -> RunStore:
 
 @dataclass(slots=True)
 class StepProgress:
-    """What of a step was sent or refused."""
+    """The rollouts of a step that were sent or refused."""
 
     rollouts: set[int] = field(default_factory=set)  # trace IDs
 

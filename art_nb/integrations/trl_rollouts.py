@@ -37,7 +37,7 @@ def base_tensors(model: Any) -> "dict[str, torch.Tensor]":
     }
     if empty := next((name for name, tensor in tensors.items() if not tensor.numel()), ""):
         raise TrainError(
-            f"The trainer has split the weights over processes ({empty} is empty here). Train without that."
+            f"The trainer has split the weights over processes ({empty} is empty here). Train without FSDP and ZeRO 3."
         )
     return tensors
 
@@ -141,7 +141,10 @@ class TrainerSampler:
 
 # %% ../../nbs/88_integrations/68_trl_rollouts.ipynb #b8ceb8e2
 def one_row(result: Trajectory | BaseException, temperature: float) -> tuple[dict[str, list], float]:
-    """Return the columns and the reward of a rollout. Raise `RolloutError` or its own error if it has not one row."""
+    """Return the columns and the reward of a rollout.
+
+    Raise the error of a failed rollout, and `RolloutError` if a rollout does not have exactly one row.
+    """
     if isinstance(result, BaseException):
         raise result
     rows = trajectory_rows(result)

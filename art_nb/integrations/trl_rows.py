@@ -120,7 +120,10 @@ def trl_kto_rows(groups: Iterable[TrajectoryGroup], threshold: float | None = No
 
 # %% ../../nbs/88_integrations/67_trl_rows.ipynb #43cc4fc3
 def row_columns(row: TokenRow) -> dict[str, list]:
-    """Return the token IDs, mask and logprobs of a row. A logprob is None if it is unknown, and 0 for other tokens."""
+    """Return the token IDs, mask and logprobs of a row.
+
+    An unknown logprob is None. The logprob of a token that was not sampled is 0.
+    """
     start = int(np.flatnonzero(row.sampled)[0])
     sampled, logprobs = row.sampled[start:], row.logprobs[start:]
     known = [None if np.isnan(value) else float(value) for value in logprobs]

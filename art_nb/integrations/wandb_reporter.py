@@ -37,7 +37,7 @@ class WandbReporter(ToolReporter):
     Parameters
     ----------
     max_rollouts : int
-        The number of rollouts of a step that are sent.
+        The maximum number of rollouts of a step that are sent.
     checkpoints : {"all", "last"}, optional
         The checkpoints that are sent. By default, none.
     **options

@@ -81,7 +81,7 @@ class WeaveReporter(ToolReporter):
     Parameters
     ----------
     max_rollouts : int
-        The number of rollouts of a step whose scores are sent.
+        The maximum number of rollouts of a step whose scores are sent.
     evaluations : bool
         Send judged steps, and the steps of other splits than "train", as evaluations.
     """

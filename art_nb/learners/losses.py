@@ -39,7 +39,7 @@ class TokenTensors:
     logprobs_E : Tensor
         Logprob of each token under the model, with gradient, fp32.
     old_E : Tensor
-                Logprob of each token before the step: the sampler's, or recomputed by the learner if `sampler_E` is given. A
+        Logprob of each token before the step: the sampler's, or recomputed by the learner if `sampler_E` is given. A
         value that is not finite means unknown, and the ratio is 1.
     advantages_E : Tensor
         Advantage of the token's trajectory.

@@ -78,7 +78,7 @@ class FailuresPanel(RolloutViewer):
 
 
 def failures(what: Any) -> FailuresPanel:
-    """Open the failures of a run: exceptions, truncated replies, tool calls and groups without signal.
+    """Open the failures of a run: exceptions, truncated replies, missing or invalid tool calls, groups without signal.
 
     Parameters
     ----------

@@ -313,7 +313,7 @@ class JudgingPanel(Panel):
 
     @command
     def use(self, opinion: int) -> dict:
-        """Select the ranking that counts."""
+        """Select the ranking whose scores are used."""
         session = self.current_session
         if session.blind or not 0 <= opinion < len(session.rankings) or session.rankings[opinion].failure:
             raise JudgeError("There is no such ranking to use.")

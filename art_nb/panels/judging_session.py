@@ -107,7 +107,7 @@ class JudgingSession:
         else:
             unscored = GroupScores("nobody yet", "", [Verdict() for _ in group])
             self.rankings = [Ranking(unscored, source="reward")]
-        self.using = len(self.rankings) - 1  # index of the ranking that counts
+        self.using = len(self.rankings) - 1  # index of the selected ranking, whose scores are used
         if deliver is None:
             self.rubric = self.ranking().result.rubric or self.rubric
         if blind:
@@ -133,11 +133,11 @@ class JudgingSession:
         return self._layout[1]
 
     def ranking(self) -> Ranking:
-        """Return the ranking that counts."""
+        """Return the selected ranking. Its scores become rewards unless a person gives other scores."""
         return self.rankings[self.using]
 
     def judge_scores(self) -> list[float | None]:
-        """Return the scores of the ranking that counts."""
+        """Return the scores of the selected ranking."""
         return self.ranking().result.scores()
 
     def human_scores(self) -> dict[int, float]:
@@ -229,7 +229,7 @@ class JudgingSession:
         self.blind, self.display_order = False, list(range(len(self.group)))
 
     def add(self, ranking: Ranking) -> None:
-        """Add a ranking to the session and the journal. It counts from now on, unless the judge failed."""
+        """Add a ranking to the session and the journal, and select it unless the judge failed."""
         result = ranking.result
         with self.lock:
             if len(result.verdicts) != len(self.group):

@@ -81,7 +81,7 @@ def age_metrics(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float
 
 
 def batch_factor(groups: Sequence[TrajectoryGroup], config: PipelineRuntimeConfig) -> float:
-    """Return the size of the reference batch relative to that of the step, each with the critical size added."""
+    """Return the batch factor of a step by the formula above, or 1 if there is no reference or no rollout."""
     rollouts = sum(map(len, groups)) / max(1, len(groups))
     if config.score_reference_groups_per_step is None or not rollouts:
         return 1.0

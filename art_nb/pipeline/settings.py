@@ -198,7 +198,7 @@ _SCORE_DEFINITIONS = (
         "sample_efficiency/batch_factor",
         "Batch factor",
         "ratio",
-        "reference number of groups over that of the step, each plus the critical number of rollouts per group size",
+        "(reference groups + 300 / reference rollouts per group) / (groups + 300 / rollouts per group)",
         True,
         score=True,
     ),

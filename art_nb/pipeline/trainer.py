@@ -137,7 +137,7 @@ class PipelineTrainer:
         Time limit of one rollout in a group of coroutines, in seconds.
     request_overrides : dict, optional
         Fields that replace those of the requests of `rollout_fn` to the model, as in `art.train`. The requests of
-        `eval_fn` are not changed: pass them to `art.evaluate` there.
+        `eval_fn` are not changed. To change these, pass `request_overrides` to `art.evaluate` in `eval_fn`.
     show : bool, default True
         Whether to display the progress.
     **options : PipelineOptions
@@ -245,7 +245,7 @@ class PipelineTrainer:
         return max(1, window * self.pipeline.max_groups_per_step - self.pipeline.num_rollout_workers)
 
     async def train(self, *, handle_signals: bool = True) -> Run:
-        """Train until the scenarios or `max_steps` end, or the run is stopped.
+        """Train until the scenarios end, `max_steps` is reached, or the run is stopped.
 
         Parameters
         ----------

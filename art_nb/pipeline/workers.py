@@ -92,7 +92,7 @@ async def gather_in_worker(
     model: Any,
     task: GroupTask,
 ) -> TrajectoryGroup:
-    """Return the group of a rollout function, in a process that has no run. Failed rollouts are recorded in it."""
+    """Return the group of a rollout function, in a process that has no run. The group contains its failed rollouts."""
     group = start_group(rollout_fn, request_overrides, config, model, task)
     return await _gathered(group, model._bus, task.step, timeout_s)
 
@@ -104,7 +104,7 @@ def group_starter(
     config: Any,
     timeout_s: float | None,
 ) -> StartGroup:
-    """Return a function that starts groups where the backend runs rollouts. Raise `TrainError` if it cannot."""
+    """Return a function that starts groups where the backend runs rollouts. Raise `TrainError` if it cannot be sent."""
     overrides_of(run.model, request_overrides)
     local = partial(start_group, rollout_fn, request_overrides, config)
     place = getattr(run.backend, "place_rollouts", None)

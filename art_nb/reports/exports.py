@@ -156,7 +156,7 @@ class TurnTexts:
         return text + "".join(message["content"] + after[message["role"]] for message in messages)
 
     def go_template(self) -> str:
-        """Return the same as a template of Ollama."""
+        """Return these texts as a Go template for Ollama."""
         system = f"{self.system[0]}{{{{ .System }}}}{self.system[1]}"
         return (
             f"{{{{ if .System }}}}{system}{{{{ else }}}}{self.default}{{{{ end }}}}{{{{ range .Messages }}}}"
@@ -396,7 +396,8 @@ async def export_model_async(
 ) -> Path:
     """Write a checkpoint in a format that other programs load, with a model card.
 
-    It is `export_model` in a thread, so that the kernel stays responsive. See there for the parameters and errors.
+    This function calls `export_model` in a thread, so that the kernel stays responsive. See `export_model` for the
+    parameters and errors.
     """
     options = {"dtype": dtype, "overwrite": overwrite, "progress": progress}
     return await asyncio.to_thread(export_model, self, format, path, step, **options)

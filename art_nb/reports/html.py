@@ -64,9 +64,9 @@ def with_code(text: str) -> Html:
 
 def page_reference(
     page: str,
-    link: str | None = None,  # where it is, from the page that contains the reference
+    link: str | None = None,  # address of the page, relative to the page that contains the reference
 ) -> Html:
-    """Return a line that names a page of the documentation. It is a link if there is one, or a web address."""
+    """Return a line that names a page of the documentation, as a link if `link` or a web address is known."""
     address = documentation_address(page)
     link = address if link is None and address.startswith("https://") else link
     return tag("div", "Explained in ", tag("a", address, href=link) if link else tag("code", address))

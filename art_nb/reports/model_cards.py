@@ -26,7 +26,7 @@ MAX_CHARS = 1000
 
 
 def escape_markdown(text: Any) -> str:
-    """Return a text in one line in which Markdown has no markup."""
+    """Return a text as one line in which all Markdown markup is escaped."""
     line = " ".join(str(text).split())
     line = line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 1] + "…"
     return re.sub(r"([\\`*\[\]<>|~!#])", r"\\\1", line).replace("&", "&amp;")

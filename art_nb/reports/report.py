@@ -90,7 +90,7 @@ def _write_page(file: str | Path, make: Callable[[DetailLevel], str]) -> Path:
 
 # %% ../../nbs/80_reports/40_report.ipynb #eb2f59c6
 def _low_rollouts(ranked: np.ndarray) -> np.ndarray:  # rows in descending order of their rewards
-    """Return rows with low rewards: one of each reward below the highest one, then the others."""
+    """Return rows with low rewards: first one row for each reward below the highest one, then the other rows."""
     rows = ranked[::-1]
     _, first = np.unique(rows["reward"], return_index=True)
     first = first[:-1] if len(first) > 1 else first

@@ -60,14 +60,14 @@ def repeatability(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
     if None in seeds or not seeds:
         notes.append("The run had no `seed`, so replies are random. Expect a similar curve, not an equal one.")
     elif limits := engine.get("seed_limits"):
-        notes.append(f"The run had a `seed`, but it is not exactly repeatable: {limits}.")
+        notes.append(f"The run had a `seed`, but the run is not exactly repeatable: {limits}.")
     else:
         notes.append(
             "The run had a `seed` and an engine that repeats replies. On the same kind of processor, with the "
             "same versions and number of threads, the rewards are equal if the rollout draws no random numbers itself."
         )
     if options.get("max_staleness"):
-        notes.append("With `max_staleness`, the time of a request decides which weights answer it.")
+        notes.append("With `max_staleness`, the weights that create a reply depend on the time of its request.")
     if git.get("commit"):
         notes.append(
             f"The code was at commit `{git['commit']}`" + (f" of {git['remote']}." if git.get("remote") else ".")

@@ -44,8 +44,8 @@ def _selected_steps(split: str, numbers: list[int]) -> list[int]:
 def summary_steps(index: RolloutIndex) -> dict[str, list[int]]:
     """Return the steps to show of each split that has rollouts, "train" first.
 
-    These are the first and the last step, which can be equal. For other splits, all steps are shown if there are at
-    most `MAX_STEPS`.
+    These are the first and the last step, which can be equal. For splits other than "train", all steps are shown if
+    there are at most `MAX_STEPS`.
     """
     steps: dict[str, list[int]] = {}
     for part in sorted(index.parts, key=lambda part: (part.split != "train", part.split, part.step)):

@@ -202,7 +202,7 @@ def _owner_runs(path: Path, owner: dict[str, Any], warn: Callable[[str, str], ob
     warn(
         f"lock {path}",
         f"{path.parent} was last trained by {describe_owner(owner)}. Waiting up to {patience_s:.0f} s "
-        "for a sign of life from there.",
+        "to see whether that process still runs.",
     )
     while time.monotonic() < end:
         time.sleep(min(0.1, patience_s))

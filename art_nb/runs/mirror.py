@@ -157,8 +157,8 @@ def wait_for_owner(folder: RemoteFolder, owner: Mapping[str, Any], patience_s: f
     name = writer_name(owner)
     warn(
         f"mirror {folder.root}",
-        f"{folder.root} was last written by {name}, which did not close it. Waiting up to {patience_s:.0f} s for "
-        "a sign of life.",
+        f"{folder.root} was last written by {name}, which did not close it. Waiting up to {patience_s:.0f} s to "
+        "see whether that process still runs.",
     )
     end = time.monotonic() + patience_s
     while time.monotonic() < end:

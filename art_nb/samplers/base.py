@@ -90,7 +90,7 @@ class Sampler(Protocol):
     guides : frozenset of str
         Supported keys of `SamplingParams.guide`.
     exact_guides : frozenset of str
-                Those keys of `guides` for which the learner can compute the same permitted tokens, with `tokens.grammars`.
+        Those keys of `guides` for which the learner can compute the same permitted tokens, with `tokens.grammars`.
     adapter_mode : str
         How adapters are served: "unmerged" (next to the weights of the policy), "merged" (into the engine's own
         weights) or "swapped" (next to the engine's weights).
@@ -236,7 +236,7 @@ RequestT = TypeVar("RequestT", bound=Request)
 def next_request(waiting: Sequence[RequestT], running: Sequence[RequestT]) -> RequestT:
     """Return the request to start next.
 
-        It is the oldest request of the session with the fewest running requests. Only sessions of the client with the
+    It is the oldest request of the session with the fewest running requests. Only sessions of the client with the
     fewest running requests count.
     """
     first = waiting[0]

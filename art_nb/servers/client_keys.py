@@ -158,7 +158,7 @@ class ClientKeys:
         return [client.name for client in self._clients.values()]
 
     def share(self, limit: int) -> int:
-        """Return how much of something that the server has `limit` of can be used by one client.
+        """Return the share of one client in a limit of the server: an equal part for each client, but at least 1.
 
         Parameters
         ----------

@@ -213,7 +213,7 @@ class OrderedJobs:
         if number >= self.next + MAX_PENDING:
             raise RequestError(f"The sequence number {number} is far ahead of the next one, {self.next}.")
         if self.bytes + size > MAX_PENDING_BYTES:
-            raise RequestError(f"{len(self)} requests of this model are waiting. Send it again later.", status=429)
+            raise RequestError(f"{len(self)} requests of this model are waiting. Try again later.", status=429)
         self._jobs[number], self.bytes = (job, size), self.bytes + size
         self._changed.set()
         return number

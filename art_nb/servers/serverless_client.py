@@ -152,7 +152,7 @@ async def job_events(send: SendRequest, job_id: str) -> AsyncIterator[dict[str, 
 
 
 async def submit_job(send: SendRequest, body: bytes) -> str:
-    """Submit a job and return its ID. The server returns the ID of the existing job if it has received it before."""
+    """Submit a job and return its ID. If the server has received this job before, it returns the existing ID."""
     return (await send("POST", JOBS, content=body, headers={"Content-Type": "application/json"}))["id"]
 
 
@@ -393,7 +393,7 @@ class ServerlessBackend(Backend):
     async def _report_signal(
         self, model: Any, groups: Sequence[TrajectoryGroup], step: int, options: Mapping[str, Any]
     ) -> int:
-        """Emit what can be learned, and a warning if it is nothing. Return the number of trainable groups."""
+        """Emit a `SignalReport`, and a warning if nothing can be learned. Return the number of trainable groups."""
         rows = await asyncio.to_thread(lambda: [group_rows(group) for group in groups])
         without_logprobs = bool(options.get("allow_training_without_logprobs"))
         report = signal_report(groups, rows, step=step, allow_missing_logprobs=without_logprobs)

@@ -141,9 +141,9 @@ class TrainingJob:
         self.save()
 
     def append(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Append an event unless the job has ended. It is kept in memory even if it cannot be written.
+        """Append an event unless the job has ended.
 
-        Raise `StoreError` in this case.
+        If the event cannot be written, keep it in memory and raise `StoreError`.
 
         Parameters
         ----------
@@ -253,5 +253,5 @@ def surplus_jobs(
 def delete_jobs(jobs: list[TrainingJob]) -> None:
     """Delete the directories of jobs."""
     for job in jobs:
-        (job.directory / "job.json").unlink(missing_ok=True)  # first, so that half of a job is no job
+        (job.directory / "job.json").unlink(missing_ok=True)  # first, so that a partly deleted directory is not a job
         shutil.rmtree(job.directory, ignore_errors=True)

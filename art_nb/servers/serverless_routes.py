@@ -249,7 +249,7 @@ async def get_models(app: ServerlessApp, request: Request) -> dict[str, Any]:
 
 
 async def get_health(app: ServerlessApp, request: Request) -> dict[str, Any]:
-    """Handle `GET /health`: what the client uses. Its jobs have not ended, and its requests are for completions."""
+    """Handle `GET /health`: return the client's unfinished jobs, running requests for completions, and bytes."""
     model_ids = {served.record.id for served in app.client_models()}
     n_jobs = sum(job.model_id in model_ids and not job.ended for job in app.jobs.values())
     n_requests = sum(app.live[model_id] for model_id in model_ids)

@@ -115,7 +115,7 @@ def run_directory(root: Path, project: str, name: str) -> Path:
 # %% ../../nbs/60_servers/25_serverless_service.ipynb #sv602509
 @contextmanager
 def group_errors() -> Iterator[None]:
-    """Convert an error that the values of groups cause to a `TrainError`. Other errors of art_nb are not changed."""
+    """Convert errors that come from the values of groups to `TrainError`. Errors of art_nb are not changed."""
     try:
         yield
     except ArtError:
@@ -266,7 +266,7 @@ class ServedModels:
 
     @asynccontextmanager
     async def locked(self, served: ServedModel):
-        """Load a model and prevent that it is unloaded, trained or deleted in the meantime.
+        """Load a model. Until the context ends, nothing else can unload, train or delete it.
 
         Parameters
         ----------

@@ -44,7 +44,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def new_adapter(policy: Policy, rank: int, seed: int) -> Adapter:
-    """Return the weights of a new adapter. With rank and seed of the policy, they are its first weights."""
+    """Return the weights of a new adapter. With the policy's rank and seed, they equal its initial weights."""
     generator, weights = torch.Generator().manual_seed(seed), {}
     for name, layer in policy.layers.items():
         inputs, outputs = layer.A.shape[1], len(layer.B)
@@ -244,7 +244,7 @@ def _joined_values(parts: Sequence[Mapping[str, Any]], length: int, question: Pr
 # %% ../../nbs/60_servers/70_shared_model.ipynb #31e468e8
 SLICE_S = 0.5  # after this time, a training request lets others work
 MAX_LOADED = 8  # adapters in the sampler
-RESERVED = 8  # further replies at the same time, for clients without one
+RESERVED = 8  # further slots for replies, for clients without a running reply
 MEMORY_ADVICE = "Send shorter data items, or start the server with a smaller model."
 JobResultT = TypeVar("JobResultT")
 
@@ -366,7 +366,7 @@ class SharedModel:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Compute a request in slices. Return the logprobs and the losses of each batch's targets, float32 [E] each.
 
-        If it fails, the gradients are those before the request. It stops after a slice if `adapter.closed` is set.
+        If the request fails, its gradients are removed. If `adapter.closed` is set, it stops after a slice.
 
         Parameters
         ----------

@@ -55,7 +55,7 @@ def clipped_sequence_ratio(t: TokenTensors, values: Values, options: Options) ->
     """Return the loss of GSPO-token: that of PPO with the geometric mean of the ratios of the marked tokens."""
     marked_E = values["sequence_ratio_mask"] != 0
     log_E = (t.logprobs_E.detach() - t.old_E).masked_fill(~marked_E, 0.0)
-    share_E = mean_over_row(marked_E.float(), t.row_E)  # a mean over the row is that over the marked tokens times this
+    share_E = mean_over_row(marked_E.float(), t.row_E)  # mean over the row = mean over the marked tokens * share_E
     mean_E = mean_over_row(log_E, t.row_E) / share_E
     ratio_E = bounded_exp(mean_E + t.logprobs_E - t.logprobs_E.detach())
     low, high = options["clip_low_threshold"], options["clip_high_threshold"]

@@ -44,7 +44,7 @@ class TrainedDatum:
 
 
 def trained_tokens(datum: TrainedDatum) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the whole sequence of an item and which of its tokens are trained, or None if its targets are others."""
+    """Return an item's whole sequence and its trained positions, or None if its targets are not the next tokens."""
     row = datum.row
     coefficient = row.values.get("weights" if datum.loss == "cross_entropy" else "advantages")
     if len(row.shape) != 1 or coefficient is None or not np.array_equal(row.targets[:-1], row.tokens[1:]):
@@ -251,7 +251,7 @@ class TinkerRun:
         return self.store.checkpoint_dir(entry["version"])
 
     def delete_checkpoint(self, checkpoint_id: str) -> None:
-        """Remove a name, and the directory if no other name has it. Raise `RequestError` if there is no such name.
+        """Remove a checkpoint's name, and its directory if it was the last. Raise `RequestError` for unknown names.
 
         Parameters
         ----------
@@ -275,7 +275,7 @@ class TinkerRun:
     def _changed_names(self) -> Iterator[dict[str, Any]]:
         """Yield the checkpoints by name. Write what was changed, and delete the directories that have no name any more.
 
-        The names are read again before, because another object may have changed them. Raise `RequestError` 409 if
+        The names are read again first, because another object may have changed them. Raise `RequestError` 409 if
         another process uses the run.
         """
         with _changing:

@@ -113,7 +113,7 @@ async def retrieve_future(service: TinkerService, request: Request) -> Response 
 
 
 async def cancel_future(service: TinkerService, request: Request) -> dict[str, Any]:
-    """Handle `cancel_future`: stop to sample."""
+    """Handle `cancel_future`: stop sampling."""
     result = service.result((await form_of(request, RetrieveForm)).request_id)
     if result.task is not None:
         result.task.cancel()

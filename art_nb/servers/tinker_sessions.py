@@ -101,7 +101,7 @@ class SessionRegistry:
     """
 
     def __init__(self, models: Sequence[SharedModel], root: str | Path, keys: ClientKeys | None = None):
-        self.share = int if keys is None else keys.share  # what one client can use of a number
+        self.share = int if keys is None else keys.share  # how much of a limit one client can use
         self.shared, self.root = {model.name: model for model in models}, Path(root)
         self.slots = {model.name: FairSlots(model.max_running, RESERVED) for model in models}
         self.turns = {model.name: FairSlots(1) for model in models}  # of training
@@ -350,7 +350,7 @@ class TinkerService(SessionRegistry):
         shared = self.base(run.facts["base_model"])
         if form.base_model not in (None, shared.name) or model_id in session.models:
             raise RequestError(
-                f"The base model of the checkpoint is {shared.name}, or the model {model_id} exists already."
+                f"The checkpoint has another base model, {shared.name}, or the model {model_id} exists already."
             )
         model = self._new_model(session, form.model_seq_id or 0, shared)
         return self._submit(session, model, 0, partial(self._create_from, session, model, run, form))

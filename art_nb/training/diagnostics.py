@@ -51,7 +51,7 @@ def metric_values(rows: HistoryRows, name: str, last: int | None = None) -> list
     return [v for v in values if math.isfinite(v)][-last if last else 0 :]
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #8d5084e5
-# Metrics of `train/` that no task defines. The other ones come from the metrics of its trajectories.
+# Metrics under `train/` that art_nb defines. All others come from the trajectories of the task.
 _COMMON_METRICS = frozenset(
     "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "
     "ruler_score independent_reward injection_flag exit_code".split()
@@ -95,14 +95,14 @@ def lost_signal(row: Mapping[str, float]) -> bool:
 
 
 def flat_share(rows: HistoryRows) -> list[float]:
-    """Return the share of groups without a gradient, because all their rewards are equal, over the steps."""
+    """Return, for each step, the share of groups that have no gradient because all their rewards are equal."""
     known = [row for row in rows if not lost_signal(row)]  # the other ones have another reason
     trainable = share(known, "data/step_num_groups_trainable", "data/step_num_groups_submitted")
     return [1.0 - value for value in trainable]
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #35e116d8
 def share_of_highest(rows: HistoryRows) -> float:
-    """Return in which share of the groups of the last three steps every reward was the highest one of the run."""
+    """Return the share of groups of the last three steps in which every reward was the highest of the run."""
     highest = metric_values(rows, "data/highest_reward")
     if not highest or min(highest[-3:]) < max(highest) - 1e-9:
         return 0.0
@@ -112,7 +112,7 @@ def share_of_highest(rows: HistoryRows) -> float:
 def near_the_top(rows: HistoryRows) -> bool:
     """Return whether the rewards of the last three steps are high.
 
-    They are if all rewards of most groups were the highest of the run, or if their mean is in the upper third of the
+    They are high if most groups got only the highest reward of the run, or if their mean is in the upper third of the
     range of all means. This range is narrow if the model was good from the beginning.
     """
     rewards = metric_values(rows, "train/reward")
@@ -172,7 +172,7 @@ def ruined(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #a47a23c6
 def mostly_flat(rows: HistoryRows) -> list[float]:
-    """Return the share of flat groups in the last three steps, or `[]` unless it is 75 % in each of them."""
+    """Return the share of flat groups in the last three steps, or `[]` unless it is at least 75 % in each."""
     recent = flat_share(rows[-3:])
     return recent if len(recent) == 3 and min(recent) >= 0.75 else []
 
@@ -214,7 +214,7 @@ def solved(rows: HistoryRows) -> str | None:
 
 
 def partly_solved(rows: HistoryRows) -> str | None:
-    """Return a finding if nearly all groups of the last three steps have equal rewards, but not the same ones."""
+    """Return a finding if the rewards within nearly all groups are equal, but differ between the groups."""
     recent, rewards = mostly_flat(rows), metric_values(rows, "train/reward")
     if not recent or not has_high_rewards(rows) or constant_reward(rows) or ruined(rows) or solved(rows):
         return None

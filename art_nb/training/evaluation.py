@@ -76,7 +76,7 @@ def t95(df: int) -> float:
 
 
 def limit_interval(interval: tuple[float, float], values: Sequence[float]) -> tuple[float, float]:
-    """Return the part of an interval from 0 to 1 if all `values` are in this range.
+    """Limit an interval to the range from 0 to 1 if all `values` are in this range.
 
     This assumes that the metric cannot be below 0 or above 1. The interval then covers the mean as often as before.
     Source: M. Mandelkern, Statistical Science 17 (2002), p. 149-172.
@@ -98,7 +98,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's 95 % interval of the mean, limited by `limit_interval` unless there is a single value.
 
     If all values are equal and from 0 to 1, the sample contains no information about their variance. The interval is
-    then Wilson's, because no distribution from 0 to 1 with this mean has a larger variance than that of a proportion.
+    then Wilson's: of all distributions from 0 to 1 with this mean, that of a proportion has the largest variance.
     """
     if len(values) < 2:
         return student_interval(values)
@@ -143,8 +143,8 @@ def paired_interval(first: Sequence[bool], second: Sequence[bool]) -> tuple[floa
 def difference_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return Student's 95 % interval of the mean difference of pairs.
 
-    If all values lie from 0 to 1, it ends at -1 and 1. If all differences are then equal, they contain no information
-    about their variance, and the interval is that of two independent proportions.
+    If all values lie from 0 to 1, the interval is limited to the range from -1 to 1. If all differences are then
+    equal, they contain no information about their variance. The interval is then that of two independent proportions.
     """
     differences = [a - b for a, b in pairs]
     low, high = student_interval(differences)
@@ -186,7 +186,7 @@ def conversation_lines(trajectory: Trajectory) -> list[str]:
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98d
 def _lowest(values: list[float], n: int) -> list[int]:
-    """Return the positions of the n lowest values. Among equal values at the end, spread the choice evenly."""
+    """Return the positions of the n lowest values. If not all values that tie for the last place fit, choose evenly."""
     keys = [math.inf if math.isnan(value) else value for value in values]
     ranked = sorted(range(len(values)), key=keys.__getitem__)[:n]
     if not ranked:

@@ -117,7 +117,7 @@ class Progress:
         self.times: dict[str, float] = {}
         self.past: deque[dict[str, float]] = deque(maxlen=32)
         self.scenarios: dict[str, str] = {}  # by group ID
-        self.micro = (0, 0)  # the current micro-batch and their number
+        self.micro = (0, 0)  # the number of the current micro-batch, and of all
         self.failure: Failed | None = None
         self.has_judge, self.judge_cost, self.judged = has_judge, 0.0, 0
         self.errors: deque[str] = deque(maxlen=256)  # of the latest failed rollouts

@@ -177,7 +177,7 @@ class PlainCell:
 
 
 class Bar:
-    """A progress bar in a terminal. Above it are the steps of this session, and each of their warnings once."""
+    """A progress bar in a terminal. It prints the steps of this session above the bar, and each warning once."""
 
     listening = PassiveWait
 

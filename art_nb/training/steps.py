@@ -147,7 +147,7 @@ def seed_faults(seeds: StepSeeds, groups: Sequence[TrajectoryGroup]) -> str:
 
 # %% ../../nbs/65_training/50_steps.ipynb #5eed0302
 def check_seed(options: TrainOptions, model) -> None:
-    """Print one warning if a run with a seed cannot be repeated exactly, with the reasons that are known before it."""
+    """Print one warning if a run with a seed cannot be repeated exactly, with the reasons known before it starts."""
     limits = getattr(model.backend(), "seed_limits", None)
     reasons = [limits(model) if limits else "the backend does not say whether its engine takes a seed for each request"]
     if options.max_staleness:

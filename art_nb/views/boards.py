@@ -49,7 +49,7 @@ def _blocks(lines: Iterable[str]) -> Iterable[Cells]:
         fits = 2 <= len(cells) <= MAX_SIDE_CELLS and all(len(cell) <= MAX_CELL_CHARS for cell in cells)
         if is_rule and line.strip():
             continue
-        # the first row may have one cell less than the others, because column names have no row name
+        # a row of column names has one cell fewer than the rows below it, which begin with a row name
         widths = {len(block[-1]), len(block[0]) + (len(block) == 1)} if block else set()
         if block and not (fits and len(cells) in widths):
             yield block
@@ -188,8 +188,8 @@ def register_board(fn: Renderer, name: str | None = None) -> Renderer:
     Parameters
     ----------
     fn : callable
-        Function that receives a `Trajectory` and returns a list of frames, or None if it is another game. A frame
-        is a dict `{"ply", "rows": cells as text, "last": [row, column], "caption"}`.
+        Function that receives a `Trajectory` and returns a list of frames. It returns None if the trajectory is not
+        of this game. A frame is a dict `{"ply", "rows": cells as text, "last": [row, column], "caption"}`.
     name : str, optional
         Name of the game. A game with the same name is replaced. Default: the name of `fn`.
 

@@ -36,7 +36,7 @@ _ADDED = {"tokens": ("data/step_rollout_tokens",), "time": ("time/step_wall_s", 
 def axis_positions(history: Sequence[Mapping[str, Any]], axis: str) -> dict[int, float]:
     """Return the position of each step on an axis: its number, or the sum of tokens or seconds up to its end.
 
-    A step of training that did not record them has no position, and neither do the steps after it.
+    If a training step did not record its tokens or seconds, this step and all later steps have no position.
     """
     if axis not in AXES:
         raise ArtError(f"Invalid axis {axis!r}: use one of {', '.join(AXES)}.")

@@ -100,9 +100,9 @@ def shared_count(
 
 
 def shared_units(
-    rests: Sequence[Sequence[Mapping[str, Any]]],  # the messages after the shared ones
+    rests: Sequence[Sequence[Mapping[str, Any]]],  # of each conversation: the messages after the shared ones
 ) -> int:  # in UTF-16 units
-    """Return the length of the text that the first messages of all rests have in common at their start."""
+    """Return the length of the text with which the first remaining messages of all conversations begin."""
     firsts = [rest[0] for rest in rests if rest]
     comparable = len(firsts) == len(rests) > 1 and len({(m["role"], m.get("thinking")) for m in firsts}) == 1
     return len(commonprefix([m["content"] for m in firsts]).encode("utf-16-le")) // 2 if comparable else 0
@@ -183,7 +183,7 @@ def _tokenizers(base_model: str) -> Iterator[Any]:
 
 
 def _strings_in(arguments: str) -> list[str]:
-    """Return the strings in the arguments of a call, without escapes. If they are no JSON, return the text."""
+    """Return the strings in the arguments of a call, without escapes. If they are not JSON, return their text."""
     try:
         remaining, strings = [json.loads(arguments)], []
     except (ValueError, RecursionError):
@@ -197,8 +197,9 @@ def _strings_in(arguments: str) -> list[str]:
     return strings
 
 
-# A tokenizer fits if its text contains the words of the reply. The beginning of a forced call, with the name of the
-# tool, is part of the prompt: if such a call was cut off, the content contains the text.
+# A tokenizer fits if its text contains the words of the reply. If `tool_choice` forces a call, the beginning of the
+# call, with the name of the tool, is in the prompt and not in the sampled tokens. If such a call was cut off, the
+# content of the message contains that beginning too. It is then enough that the content contains the decoded text.
 def _decoded_texts(choice: Choice, base_model: str) -> list[str] | None:
     ids, message = sampled_tokens(choice).token_ids, choice.message
     arguments = [call.function.arguments for call in message.tool_calls or () if call.type == "function"]

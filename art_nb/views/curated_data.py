@@ -126,7 +126,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def with_texts(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a message in which each text is changed: the content, the reasoning and the arguments of calls."""
+    """Apply a function to each text of a message (content, reasoning, arguments of calls). Return the new message."""
     calls = [
         {**call, "function": {**_function(call), "arguments": change(str(_function(call).get("arguments") or ""))}}
         for call in message.get("tool_calls") or ()

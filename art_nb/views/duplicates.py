@@ -41,7 +41,7 @@ def compared_text(trajectory: Trajectory) -> str:
 
 
 def shingles(text: str) -> list[str]:
-    """Return the word sequences of a text. A short text has one."""
+    """Return the sequences of three words in a text. A shorter text gives one sequence."""
     words = _WORD.findall(text.lower())
     last = max(1, len(words) - SHINGLE_WORDS + 1)
     return [" ".join(words[i : i + SHINGLE_WORDS]) for i in range(last)]
@@ -113,7 +113,7 @@ class DuplicateFinder:
         self._bands.insert(count, signature)
 
     def _similar(self, digest: np.ndarray, candidates: list[int]) -> Iterator[int]:
-        """Yield candidates that reach the threshold. Those of groups that are united already are skipped."""
+        """Yield the candidates that reach the threshold. Once a group has one, its other candidates are skipped."""
         rest = np.array(sorted(candidates, reverse=True), np.int64)
         done: set[int] = set()
         while len(rest):

@@ -63,7 +63,7 @@ MAX_MESSAGE_CHARS = 300
 
 
 def _without_value(quoted: re.Match) -> str:
-    """Return a quoted name unchanged. Return '…' for other quoted texts, and after `:`, `=`, `(` or a comma."""
+    """Return a quoted name unchanged, unless it follows `:`, `=`, `(` or a comma. Otherwise, return '…'."""
     follows = quoted.string[: quoted.start()].rstrip()[-1:]
     is_name = re.fullmatch(r"[\w.]+", quoted[0][1:-1]) is not None
     return quoted[0] if is_name and follows not in {":", "=", "(", ","} else "'…'"
@@ -166,7 +166,7 @@ def _of_flags(part: StepTable) -> Iterator[tuple[str, str, int]]:
 
 
 def _has_call(reply: ReplyFacts) -> bool:
-    """Return whether a reply contains a tool call, also one that the token limit has cut."""
+    """Return whether a reply contains a tool call, or the beginning of one that was cut off at the token limit."""
     return bool(reply.calls) or (reply.finish_reason == "length" and bool(_CALL_MARKS.search(reply.text)))
 
 
@@ -323,7 +323,7 @@ def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
 
 # %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
 def unit_of(kind: Mapping[str, Any]) -> tuple[str, int]:
-    """Return in which unit a kind of failure of `failures_reply` is counted, and how many there are in total."""
+    """Return the unit in which a kind of failure is counted ("group" or "rollout"), and the total number of units."""
     return ("group", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollout", kind["of"])
 
 

@@ -34,8 +34,8 @@ def widest_interval(values: np.ndarray, groups: np.ndarray, is_proportion: bool 
     Returns
     -------
     tuple of float, or None
-        Both ends, from 0 to 1 if all values are. None if there are fewer than two values, or if all are equal and not
-        from 0 to 1.
+        Both ends of the interval. If all values are between 0 and 1, the ends are limited to this range. None if there
+        are fewer than two values, or if all values are equal and outside of this range.
     """
     are_equal = len(values) > 0 and np.ptp(values) == 0
     if len(values) < 2 or (are_equal and not 0 <= values[0] <= 1):

@@ -1,4 +1,4 @@
-"""The signs of life of a replica whose sampler hangs, and of one that computes for a long time."""
+"""The progress of a replica whose sampler hangs, and of one that computes for a long time."""
 
 import asyncio
 import sys

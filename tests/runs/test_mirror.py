@@ -349,7 +349,7 @@ def test_a_writer_that_is_replaced_during_a_long_upload_stops(tmp_path, store, r
     mirror.start(Bus(), "run")
     beat, other = owner_of(mirror)["beat"], {"token": "other", "host": "elsewhere"}
     wait_until(lambda: owner_of(mirror)["beat"] > beat)
-    for _ in range(4):  # a sign of life that is being written can still replace the first one
+    for _ in range(4):  # an update that is being written can still replace the first one
         mirror.folder.write("mirror.json", json.dumps(other).encode())
         time.sleep(0.1)
     remote.held[1].set()
