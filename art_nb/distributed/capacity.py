@@ -103,7 +103,9 @@ def run_figures(path: str | Path) -> dict[str, Figure]:
     store = open_run(path)
     rows = [row for row in store.history() if row.get("data/step_rollout_tokens")]
     if not rows:
-        raise StoreError(f"{store.path} has no training step with sampled tokens. Train first, or pass no `run`.")
+        raise StoreError(
+            f"{store.path} has no training step with sampled tokens. Train at least one step, or pass no `run`."
+        )
     values = _history_figures(rows) | _last_step_figures(store)
     values |= _duration_figures(store, rows, values.get("environment_s", 0.0))
     figures = {name: Figure(value, f"measured: run {store.path.name}") for name, value in values.items()}
