@@ -9031,6 +9031,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'art_nb/training/doctor.py'),
                                         'art_nb.training.doctor.local_runtime': ( '65_training/doctor.html#local_runtime',
                                                                                   'art_nb/training/doctor.py'),
+                                        'art_nb.training.doctor.repeated_reply': ( '65_training/doctor.html#repeated_reply',
+                                                                                   'art_nb/training/doctor.py'),
                                         'art_nb.training.doctor.reply_preview': ( '65_training/doctor.html#reply_preview',
                                                                                   'art_nb/training/doctor.py'),
                                         'art_nb.training.doctor.run_probe': ( '65_training/doctor.html#run_probe',

@@ -379,11 +379,11 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
 def connect(model):
     \"\"\"Let the agent send its requests to the model.
 
-    All rollouts share the agent's module, so do not evaluate another step while the model trains.
+    All rollouts use the same client, which is in the agent's module. Do not evaluate another step during training.
     \"\"\"
     # This agent has a synchronous client in its module. For an asynchronous client, replace the next two lines with:
     # agent.client = model.openai_client()
-    if agent.client.api_key != model.inference_api_key:  # each endpoint has its own key
+    if agent.client.api_key != model.inference_api_key:  # a client for this model does not exist yet
         agent.client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
     agent.MODEL = model.get_inference_name()
     # If your agent creates its client in each call, use these lines instead, with the variables that it reads. They
@@ -400,7 +400,7 @@ def call_tool(tool, arguments):
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
-# Invented names are enough for training, for example 60 random combinations of two or three syllables.
+# Invented names are enough for training. About 60 of them are a good start.
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
@@ -456,7 +456,7 @@ numbers, write another reward.""",
     environment="""\
 def reward(reply, scenario):
     expected = set(re.findall(r"\\d+", scenario["answer"]))
-    return float(bool(expected) and set(re.findall(r"\\d+", reply)) == expected)""",
+    return float(bool(expected) and set(re.findall(r"\\d+", reply or "")) == expected)""",
     environment_score="trajectory.reward = reward(reply, scenario)",
     environments="""\
 scenario = {"answer": "They are on shelf 12."}

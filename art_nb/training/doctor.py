@@ -6,9 +6,10 @@
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'FORMAT_EXAMPLE', 'ZERO_ADVICE', 'TRAINABLE_CHECKS',
            'TOKEN_CHECKS', 'PROMPTED_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration',
            'local_runtime', 'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards', 'tools_advice',
-           'check_variance', 'solved_metric', 'count_copies', 'reply_preview', 'task_values', 'success_advice',
-           'check_success', 'check_metrics', 'check_choices', 'check_tools', 'check_tokens', 'check_rows',
-           'check_truncated', 'limit_advice', 'check_context', 'first_messages', 'check_shared', 'check_cost', 'doctor']
+           'check_variance', 'solved_metric', 'repeated_reply', 'count_copies', 'reply_preview', 'task_values',
+           'success_advice', 'check_success', 'check_metrics', 'check_choices', 'check_tools', 'check_tokens',
+           'check_rows', 'check_truncated', 'limit_advice', 'check_context', 'first_messages', 'check_shared',
+           'check_cost', 'doctor']
 
 # %% ../../nbs/65_training/80_doctor.ipynb #abfd9bbc
 import json
@@ -343,6 +344,15 @@ def solved_metric(probe: Probe) -> str:
     return next((name for name in SUCCESS_METRICS if all(t.metrics.get(name) == 1 for t in probe.trajectories)), "")
 
 
+def repeated_reply(probe: Probe) -> str:
+    """Return the reply that is given to most scenarios, or an empty text if there is none."""
+    texts = [{reply_preview(choice).strip() for t in group for choice in choices(t)} for group in probe.groups]
+    counts = Counter(reply_preview(choice).strip() for choice in probe.choices)
+    text, count = next(iter(counts.most_common(1)), ("", 0))
+    is_common = count >= 0.75 * len(probe.choices) and sum(text in group for group in texts) >= 2
+    return text if is_common else ""
+
+
 def count_copies(probe: Probe) -> int:
     """Return how many replies are a part of their prompt (tool results excluded), or 0 if fewer than 30 % are."""
     n_copies = 0
@@ -388,7 +398,8 @@ def _credit_advice(probe: Probe) -> str:
     ]
     if varying:
         names = ", ".join(varying[:3])
-        return f"give partial credit (metrics that differ in groups with equal rewards: {names})"
+        differ = f"metrics that differ in groups with equal rewards: {names}"
+        return f"give partial credit for criteria of the task ({differ})"
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
 
@@ -405,14 +416,14 @@ def success_advice(probe: Probe) -> str:
         "put the instruction into the user message" if has_system else "",
         "" if is_restricted else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
-        _credit_advice(probe),
+        "" if repeated_reply(probe) else _credit_advice(probe),
         "" if copies else "add a few sample replies to the prompt",
         "warm up with (more) examples: model.train_sft(…)",
     ]
     numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
     return (
-        "If the replies are good, use harder scenarios. Otherwise, change one thing at a time and run the doctor "
-        f"again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
+        "If the replies are good, check the reward, or use harder scenarios. Otherwise, change one thing at a time "
+        f"and run the doctor again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
     )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f793
@@ -433,6 +444,8 @@ def check_success(probe: Probe) -> Check:
         return Check("success", "warn", finding, advice)
     copies = count_copies(probe)
     copied = f" {_share(copies, len(probe.choices))} replies are a part of the prompt." if copies else ""
+    if text := repeated_reply(probe):
+        copied += f" Most replies are the same: {textwrap.shorten(text, 80, placeholder=' …')!r}."
     if not better:
         finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{_first_replies(probe)}"
         return Check("success", "warn", f"{finding}{copied}", tools_advice(probe) or success_advice(probe))

@@ -15,7 +15,6 @@ __all__ = ['Z95', 'wilson', 't_probability', 't95', 'limit_interval', 'student_i
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #18737570
 import math
-import textwrap
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -175,13 +174,14 @@ class EvaluationDifference:
 def conversation_lines(trajectory: Trajectory) -> list[str]:
     """Return a line for each of the first two and last four messages of a trajectory, without system messages.
 
-    Control characters are escaped, and long messages are shortened.
+    Control characters are escaped. Of a long message, only the beginning and the end are shown.
     """
     lines = []
     for message in trajectory.messages():
-        text = " ".join([*content_texts(message), *call_texts(message)])
+        text = " ".join(" ".join([*content_texts(message), *call_texts(message)]).split())
         if message.get("role") not in ("system", "developer"):
-            lines.append(f"  {message.get('role')}: {textwrap.shorten(text, 100, placeholder=' …')!r}")
+            shown = text if len(text) <= 110 else f"{text[:60]} … {text[-45:]}"
+            lines.append(f"  {message.get('role')}: {shown!r}")
     return lines if len(lines) <= 6 else [*lines[:2], f"  … {len(lines) - 6} messages", *lines[-4:]]
 
 # %% ../../nbs/65_training/70_evaluation.ipynb #8892c98d
