@@ -565,7 +565,9 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("--learners", type=int, help="GPUs that train"),
             option("--groups-per-step", type=int, help="scenarios per step; default: 32 rollouts per sampler"),
             option("--rollouts-per-group", type=int, default=8, help="rollouts per scenario (%(default)s)"),
-            option("--max-staleness", type=int, metavar="STEPS", help="staleness limit; default: 0, with --pipeline 4"),
+            option(
+                "--max-staleness", type=int, metavar="STEPS", help="staleness limit; default: 0 (4 with --pipeline)"
+            ),
             option("--pipeline", action="store_true", help="plan for PipelineTrainer instead of art.train"),
             option("--steps", type=int, help="steps of the run, for its hours and cost"),
             option("--price", type=float, metavar="USD", help="price of a GPU for an hour"),

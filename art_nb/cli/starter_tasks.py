@@ -356,7 +356,6 @@ For your own agent, replace:
 - the questions with their calls and answers, the call in `rollout`, and the reward with its test
 - `example`: the messages that your agent sends, and its list of tools (`agent.TOOLS`). The test compares the first two
   messages and the tools with those that the agent sends
-
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",

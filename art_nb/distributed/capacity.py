@@ -104,7 +104,7 @@ def run_figures(path: str | Path) -> dict[str, Figure]:
     rows = [row for row in store.history() if row.get("data/step_rollout_tokens")]
     if not rows:
         raise StoreError(
-            f"{store.path} has no training step with sampled tokens. Train at least one step, or pass no `run`."
+            f"{store.path} has no training step with sampled tokens. Train at least one step, or plan without this run."
         )
     values = _history_figures(rows) | _last_step_figures(store)
     values |= _duration_figures(store, rows, values.get("environment_s", 0.0))

@@ -334,8 +334,8 @@ class _LoRA(Function):
         (x, t), base, low_rank = ctx.saved_tensors, ctx.base, ctx.low_rank
         dt = dy @ low_rank.B
         dA = (dt.T @ x).float().split(low_rank.ranks)
-        blocks = [rows.split(low_rank.sizes, 1)[i] for i, rows in enumerate((t.T @ dy).split(low_rank.ranks))]
-        dB = [block.T.float().mul_(low_rank.scale) for block in blocks]
+        parts = zip(dy.split(low_rank.sizes, 1), t.split(low_rank.ranks, 1))
+        dB = [(part.T @ t_i).float().mul_(low_rank.scale) for part, t_i in parts]
         dx = base.input_gradient(dy, dt, low_rank.A) if ctx.needs_input_grad[0] else None
         return dx, None, None, *(grad for pair in zip(dA, dB) for grad in pair)
 

@@ -345,11 +345,11 @@ def solved_metric(probe: Probe) -> str:
 
 
 def repeated_reply(probe: Probe) -> str:
-    """Return the reply that is given to most scenarios, or an empty text if there is none."""
-    texts = [{reply_preview(choice).strip() for t in group for choice in choices(t)} for group in probe.groups]
-    counts = Counter(reply_preview(choice).strip() for choice in probe.choices)
-    text, count = next(iter(counts.most_common(1)), ("", 0))
-    is_common = count >= 0.75 * len(probe.choices) and sum(text in group for group in texts) >= 2
+    """Return the last reply of at least 75 % of the rollouts if several scenarios get it, or an empty text."""
+    groups = [Counter(reply_preview(choices(t)[-1]).strip() for t in group if choices(t)) for group in probe.groups]
+    counts = sum(groups, Counter())
+    text = max(counts, key=counts.__getitem__, default="")
+    is_common = counts[text] >= 0.75 * counts.total() and sum(text in group for group in groups) >= 2
     return text if is_common else ""
 
 
@@ -400,6 +400,8 @@ def _credit_advice(probe: Probe) -> str:
         names = ", ".join(varying[:3])
         differ = f"metrics that differ in groups with equal rewards: {names}"
         return f"give partial credit for criteria of the task ({differ})"
+    if repeated_reply(probe):
+        return ""
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
 
@@ -416,7 +418,7 @@ def success_advice(probe: Probe) -> str:
         "put the instruction into the user message" if has_system else "",
         "" if is_restricted else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
-        "" if repeated_reply(probe) else _credit_advice(probe),
+        _credit_advice(probe),
         "" if copies else "add a few sample replies to the prompt",
         "warm up with (more) examples: model.train_sft(…)",
     ]
@@ -444,16 +446,18 @@ def check_success(probe: Probe) -> Check:
         return Check("success", "warn", finding, advice)
     copies = count_copies(probe)
     copied = f" {_share(copies, len(probe.choices))} replies are a part of the prompt." if copies else ""
-    if text := repeated_reply(probe):
-        copied += f" Most replies are the same: {textwrap.shorten(text, 80, placeholder=' …')!r}."
+    text = textwrap.shorten(repeated_reply(probe), 80, placeholder=" …")
+    same = f" Most replies are {text!r}." if text else ""
     if not better:
-        finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{_first_replies(probe)}"
+        finding = (
+            f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{same or _first_replies(probe)}"
+        )
         return Check("success", "warn", f"{finding}{copied}", tools_advice(probe) or success_advice(probe))
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
         advice = tools_advice(probe) or success_advice(probe)
         slow = "Below about 30 %, training starts slowly."
-        return Check("success", "warn", f"{finding} {slow}{copied}", advice)
+        return Check("success", "warn", f"{finding} {slow}{same}{copied}", advice)
     return Check("success", "ok", finding)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70b02

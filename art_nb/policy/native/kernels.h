@@ -209,11 +209,12 @@ static void product(const Linear* p, int64_t n, const bf16* x, const Part* parts
   for (int64_t done = 0, i = 0; done < n; done += parts[i++].rows) {
     const LowRank* low = (const LowRank*)(parts[i].adapters + layer) + which;
     int64_t count = parts[i].adapters ? round_up(low->rank) / PANEL : 0, rows = parts[i].rows;
-    int64_t chunks = lesser(threads, (rows + MAX_ROWS - 1) / MAX_ROWS);
-    for (int64_t j = thread; j < count * chunks; j += threads) {
-      int64_t chunk = j % chunks, first = rows * chunk / chunks, last = rows * (chunk + 1) / chunks;
-      Factor factor = {x + (done + first) * p->in, p->in, p->in / 2, low->down + j / chunks * PANEL * p->in};
-      multiply(last - first, factor, NULL, t + (done + first) * ldt + j / chunks * PANEL, ldt);
+    int64_t slices = lesser(threads, (rows + MAX_ROWS - 1) / MAX_ROWS);  // of the rows
+    for (int64_t j = thread; j < count * slices; j += threads) {
+      int64_t panel = j / slices, slice = j % slices;
+      int64_t begin = done + rows * slice / slices, end = done + rows * (slice + 1) / slices;
+      Factor factor = {x + begin * p->in, p->in, p->in / 2, low->down + panel * PANEL * p->in};
+      multiply(end - begin, factor, NULL, t + begin * ldt + panel * PANEL, ldt);
     }
     any |= count > 0;
   }
