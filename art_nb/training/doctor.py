@@ -398,8 +398,8 @@ def _credit_advice(probe: Probe) -> str:
     ]
     if varying:
         names = ", ".join(varying[:3])
-        differ = f"metrics that differ in groups with equal rewards: {names}"
-        return f"give partial credit for criteria of the task ({differ})"
+        metrics = f"metrics that differ in groups with equal rewards: {names}"
+        return f"give partial credit for criteria of the task ({metrics})"
     if repeated_reply(probe):
         return ""
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
@@ -446,18 +446,17 @@ def check_success(probe: Probe) -> Check:
         return Check("success", "warn", finding, advice)
     copies = count_copies(probe)
     copied = f" {_share(copies, len(probe.choices))} replies are a part of the prompt." if copies else ""
-    text = textwrap.shorten(repeated_reply(probe), 80, placeholder=" …")
-    same = f" Most replies are {text!r}." if text else ""
+    reply = textwrap.shorten(repeated_reply(probe), 80, placeholder=" …")
+    repetition = f" Most replies are {reply!r}." if reply else ""
     if not better:
-        finding = (
-            f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies.{same or _first_replies(probe)}"
-        )
-        return Check("success", "warn", f"{finding}{copied}", tools_advice(probe) or success_advice(probe))
+        finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies."
+        replies = repetition or _first_replies(probe)
+        return Check("success", "warn", f"{finding}{replies}{copied}", tools_advice(probe) or success_advice(probe))
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
     if better < 0.3 * len(rewards):
         advice = tools_advice(probe) or success_advice(probe)
         slow = "Below about 30 %, training starts slowly."
-        return Check("success", "warn", f"{finding} {slow}{same}{copied}", advice)
+        return Check("success", "warn", f"{finding} {slow}{repetition}{copied}", advice)
     return Check("success", "ok", finding)
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70b02

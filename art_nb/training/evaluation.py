@@ -180,7 +180,7 @@ def conversation_lines(trajectory: Trajectory) -> list[str]:
     for message in trajectory.messages():
         text = " ".join(" ".join([*content_texts(message), *call_texts(message)]).split())
         if message.get("role") not in ("system", "developer"):
-            shown = text if len(text) <= 110 else f"{text[:60].rpartition(' ')[0]} … {text[-45:].partition(' ')[2]}"
+            shown = text if len(text) <= 110 else f"{text[:60]}…{text[-45:]}"
             lines.append(f"  {message.get('role')}: {shown!r}")
     return lines if len(lines) <= 6 else [*lines[:2], f"  … {len(lines) - 6} messages", *lines[-4:]]
 
