@@ -104,7 +104,7 @@ test-clients: weights $(ART) .venv-tinker/.installed  ## run the unmodified clie
 test-curation: $(CURATION)  ## run the tests of near-duplicates (in an environment on top of .venv)
 	.venv-curation/bin/python $(PYTEST) tests/views/test_curation.py
 
-import-data: $(IMPORT_TOOLS) $(IMPORT_NODE)  ## write the files of tests/importers/data again, with the tools themselves (2 GB)
+import-data: $(IMPORT_TOOLS) $(IMPORT_NODE)  ## write the files of tests/importers/data again, with the tools themselves (2.5 GB)
 	$(BIN)/python tests/importers/make_data.py
 
 audit: weights $(PANELS)  ## run the measurements of docs/audit-2026-11.md at full size (about two hours)

@@ -122,6 +122,7 @@ class ModelRuntime:
     last_step_end: float = field(default_factory=time.perf_counter)
     lock: RunLock | None = None  # of the run directory, set by `open_runtime`
     mirror: RunMirror | None = None  # copies the run directory to a URL, set by `open_runtime`
+    aliases: dict[str, str] = field(default_factory=dict)  # other names, and the served names that they stand for
     unsaved: dict[str, float] | None = None  # metrics of the latest step, if it could not be saved
     steps_without_signal: Counter = field(default_factory=Counter)  # by reason
 
@@ -132,7 +133,7 @@ class ModelRuntime:
     def names(self) -> list[str]:
         """Return all names that the endpoint answers to."""
         steps = sorted({*self.store.steps_saved(), self.step})
-        return [self.base_model, self.name, *map(self.key, steps)]
+        return [self.base_model, self.name, *map(self.key, steps), *self.aliases]
 
     def emit(self, event: Event) -> None:
         """Emit an event of this run."""
@@ -141,9 +142,10 @@ class ModelRuntime:
 
     def resolve(self, served: str) -> str | None:
         """Return the adapter of a served name, or None for the base model. Raise `ServeError` 404 for unknown names."""
-        if served == self.base_model:
+        name = self.aliases.get(served, served)
+        if name == self.base_model:
             return None
-        key = self.key() if served == self.name else served
+        key = self.key() if name == self.name else name
         loaded = key in self.sampler.loaded()
         if not loaded and key not in self.names():
             raise ServeError(

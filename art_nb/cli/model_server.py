@@ -53,7 +53,7 @@ def wait_for_interrupt() -> None:
             time.sleep(0.5)
 
 
-def serve(path: str, step: int | None) -> int:
+def serve(path: str, step: int | None, name: str | None) -> int:
     """Serve the trained model of a run to programs that use the OpenAI API."""
     from art_nb.backends.local import LocalBackend
     from art_nb.core.types import StoreError
@@ -67,12 +67,15 @@ def serve(path: str, step: int | None) -> int:
     try:
         asyncio.run(model.register(backend))
         model.store.write_model(record)  # registration does not know the user's config
+        served = model.get_inference_name(step)
+        if name is not None:
+            backend.runtime(model).aliases[name] = served
         export = "" if os.name == "nt" else "export "
         print(
             "Serving until Ctrl-C. Set these variables in the shell of your program:\n\n"
             f"    {export}OPENAI_BASE_URL={model.inference_base_url}\n"
             f"    {export}OPENAI_API_KEY={model.inference_api_key}\n\n"
-            f"The name of the model is {model.get_inference_name(step)}",
+            f"The name of the model is {served}" + (f", or {name}" if name else ""),
             flush=True,
         )
         wait_for_interrupt()

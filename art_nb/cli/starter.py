@@ -134,8 +134,10 @@ REPLACE = """\
 For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
 bad results in `{test}`."""
 CHECK = """\
-`pytest {test}` checks the task without training. After the training,
-`art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API."""
+`pytest {test}` checks the task without training. After the training:
+
+- `art-nb view .art/{project}/models/{name}` opens a report with all rollouts.
+- `art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API."""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:

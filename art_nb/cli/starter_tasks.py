@@ -399,7 +399,9 @@ def call_tool(tool, arguments):
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
-# Invented names are enough for training. About 60 of them are a good start.
+# Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
+# names that it contains, or replace the tools by functions with invented results.
+
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "

@@ -31,7 +31,7 @@ from art_nb.pipeline.workers import (
 from ..models.provenance import changed_values
 from ..rollouts.trajectories import TrajectoryGroup
 from ..training.run import Run
-from ..training.steps import identical_share, staleness_metrics, truncated_share
+from ..training.steps import reply_metrics, staleness_metrics
 
 # %% ../../nbs/70_pipeline/35_source.ipynb #4cb9b625
 DROP_REASONS = ("stale", "zero_variance", "failed")
@@ -279,9 +279,8 @@ class PipelineSource:
         self._accept_batch()
         tokens = metrics.get("data/step_trainable_assistant_tokens")
         scores = score_metrics(run.groups, run.step - 1, self.config, tokens, metrics["time/step_wall_s"])
-        shares = truncated_share(run.groups) | identical_share(run.groups)
         ages = staleness_metrics(run.groups, run.step - 1)
-        return shares | ages | scores | self.dropped.metrics() | self.clock.take() | queue
+        return reply_metrics(run.groups) | ages | scores | self.dropped.metrics() | self.clock.take() | queue
 
     def _accept_batch(self) -> None:
         for number in self.batch:

@@ -16,7 +16,8 @@ __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCES
            'nothing_trained', 'constant_reward', 'has_high_rewards', 'equal_rewards', 'solved', 'partly_solved',
            'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'has_risen',
            'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
-           'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
+           'common_reply', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures',
+           'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -53,8 +54,8 @@ def metric_values(rows: HistoryRows, name: str, last: int | None = None) -> list
 # %% ../../nbs/65_training/10_diagnostics.ipynb #8d5084e5
 # Metrics under `train/` that art_nb defines. All others come from the trajectories of the task.
 _COMMON_METRICS = frozenset(
-    "reward reward_std_dev exception_rate completion_tokens duration truncated alike staleness staleness_max "
-    "ruler_score independent_reward injection_flag exit_code".split()
+    "reward reward_std_dev exception_rate completion_tokens duration truncated alike common_reply staleness "
+    "staleness_max ruler_score independent_reward injection_flag exit_code".split()
 )
 
 
@@ -344,6 +345,14 @@ def entropy_collapse(rows: HistoryRows) -> str | None:
     return f"{alike[-1]:.0%} of the rollouts of a group begin with the same words; it was {fmean(alike[:3]):.0%}."
 
 
+def common_reply(rows: HistoryRows) -> str | None:
+    """Return a finding if nearly all rollouts give the same replies to different prompts, otherwise `None`."""
+    shares = metric_values(rows, "train/common_reply", 2)
+    if len(shares) < 2 or min(shares) < 0.9 or near_the_top(rows):
+        return None
+    return f"In the last step, {shares[-1]:.0%} of the rollouts gave the same reply, although their prompts differ."
+
+
 def gradient_spike(rows: HistoryRows) -> str | None:
     """Return a finding if the last gradient norm is ten times its usual value, otherwise `None`."""
     values = metric_values(rows, "loss/grad_norm")
@@ -377,9 +386,8 @@ def mostly_truncated(rows: HistoryRows) -> str | None:
 
 def failures(rows: HistoryRows) -> str | None:
     """Return a finding if many rollouts fail, otherwise `None`."""
-    values = metric_values(rows, "train/exception_rate", 2)
-    is_frequent = len(values) == 2 and min(values) >= 0.25
-    return f"{values[-1]:.0%} of the rollouts of the last step failed." if is_frequent else None
+    rates = metric_values(rows[-1:], "train/exception_rate")
+    return f"{rates[0]:.0%} of the rollouts of the last step failed." if rates and rates[0] >= 0.25 else None
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
 _RAISE_THE_LIMIT = "Raise max_completion_tokens (or max_tokens) in the rollout's request"
@@ -470,6 +478,12 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         "Replies that do not vary give nothing to learn. Sample at temperature 1, lower the learning_rate, or raise "
         "entropy_coef: 0.02 is a usual first value. If the replies to some scenarios are never right, warm up with "
         "examples of them.",
+    ),
+    (
+        common_reply,
+        "One reply for different prompts",
+        "Train again from an earlier checkpoint with a lower learning_rate. If the replies were the same from the "
+        "beginning, warm up with examples of the other replies (model.train_sft).",
     ),
     (
         length_collapse,

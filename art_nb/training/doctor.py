@@ -6,10 +6,10 @@
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'FORMAT_EXAMPLE', 'ZERO_ADVICE', 'TRAINABLE_CHECKS',
            'TOKEN_CHECKS', 'PROMPTED_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration',
            'local_runtime', 'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards', 'tools_advice',
-           'check_variance', 'solved_metric', 'repeated_reply', 'count_copies', 'reply_preview', 'task_values',
-           'success_advice', 'check_success', 'check_metrics', 'check_choices', 'check_tools', 'check_tokens',
-           'check_rows', 'check_truncated', 'limit_advice', 'check_context', 'first_messages', 'check_shared',
-           'check_cost', 'doctor']
+           'check_variance', 'solved_metric', 'repeated_reply', 'is_restricted', 'count_copies', 'reply_preview',
+           'task_values', 'success_advice', 'check_success', 'check_metrics', 'check_choices', 'check_tools',
+           'check_tokens', 'check_rows', 'check_truncated', 'limit_advice', 'check_context', 'first_messages',
+           'check_shared', 'check_cost', 'doctor']
 
 # %% ../../nbs/65_training/80_doctor.ipynb #abfd9bbc
 import json
@@ -353,8 +353,15 @@ def repeated_reply(probe: Probe) -> str:
     return text if is_common else ""
 
 
+def is_restricted(probe: Probe) -> bool:
+    """Return whether a request has restricted the format of its reply."""
+    return any(sampled_tokens(choice).guide for choice in probe.choices)
+
+
 def count_copies(probe: Probe) -> int:
-    """Return how many replies are a part of their prompt (tool results excluded), or 0 if fewer than 30 % are."""
+    """Return how many replies are a part of their prompt (tool results excluded), or 0 if it is fewer than 30 %."""
+    if is_restricted(probe):  # the allowed replies are usually in the prompt
+        return 0
     n_copies = 0
     for trajectory in probe.trajectories:
         prompt = ""
@@ -405,18 +412,20 @@ def _credit_advice(probe: Probe) -> str:
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
 
-FORMAT_EXAMPLE = """response_format, or extra_body={"guided_regex": "[0-9]+ (cm|m)"} for a model of art_nb"""
+FORMAT_EXAMPLE = (
+    """response_format, or for a model of art_nb extra_body={"guided_choice": ["yes", "no"]} or """
+    """{"guided_regex": "[0-9]+ (cm|m)"}"""
+)
 
 
 def success_advice(probe: Probe) -> str:
     """Return how to get rewards that differ, for rollouts whose rewards are nearly all the lowest one."""
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
-    is_restricted = any(sampled_tokens(choice).guide for choice in probe.choices)
     copies = count_copies(probe)
     steps = [
         "put the instruction into the user message" if has_system else "",
-        "" if is_restricted else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
+        "" if is_restricted(probe) else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
         _credit_advice(probe),
         "" if copies else "add a few sample replies to the prompt",

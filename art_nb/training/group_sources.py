@@ -18,7 +18,7 @@ from ..core.aio import cancel_and_wait
 from ..core.events import Warned
 from ..models.provenance import changed_values
 from ..rollouts.trajectories import TrajectoryGroup
-from .steps import TrainOptions, identical_share, roll_out_step, staleness_metrics, truncated_share
+from .steps import TrainOptions, reply_metrics, roll_out_step, staleness_metrics
 
 # %% ../../nbs/65_training/55_group_sources.ipynb #c8b42481
 class GroupSource(Protocol):
@@ -109,10 +109,10 @@ class StepSource:
         return result
 
     def step_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the shares of truncated and identical replies, and their age if `max_staleness` is set."""
+        """Return metrics of the replies, and their age if `max_staleness` is set."""
         groups = self.run.groups
         ages = staleness_metrics(groups, self.run.step - 1) if self.options.max_staleness else {}
-        return truncated_share(groups) | identical_share(groups) | ages
+        return reply_metrics(groups) | ages
 
     async def after_step(self) -> None:
         """Do nothing."""

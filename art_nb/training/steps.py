@@ -13,7 +13,7 @@
 # %% auto #0
 __all__ = ['TRAIN_RANGES', 'TrainOptions', 'check_call', 'check_options', 'endpoint_matcher', 'seed_faults', 'check_seed',
            'start_rollout', 'overrides_of', 'roll_out', 'rollout_starter', 'place_rollouts', 'roll_out_step',
-           'truncated_share', 'identical_share', 'staleness_metrics']
+           'truncated_share', 'identical_share', 'common_reply_share', 'reply_metrics', 'staleness_metrics']
 
 # %% ../../nbs/65_training/50_steps.ipynb #dbe0c1ca
 import inspect
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, takewhile
 from typing import Any
 
 from ..core.aio import close_coroutines
@@ -30,6 +31,7 @@ from ..core.types import RolloutError, TrainError
 from ..learners.settings import Range, check_number
 from ..models.model import REGISTERED, Model
 from ..rollouts.gather import gather_trajectory_groups, policy_versions
+from ..rollouts.entries import call_texts, is_choice
 from ..rollouts.http_capture import install
 from ..rollouts.request_overrides import RequestOverrides, endpoint_address, override_scope, overrides_for
 from ..rollouts.scenarios import scenario_metadata, scenarios_of_step
@@ -261,6 +263,22 @@ def identical_share(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         if len(first) > 1:
             shares.append(max(counts.values(), default=0) / len(first))
     return {"train/alike": sum(shares) / len(shares)} if shares else {}
+
+
+def common_reply_share(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Return the share of rollouts with the most frequent replies, if their first prompts differ."""
+    prompts, counts = set(), Counter()
+    for trajectory in chain.from_iterable(groups):
+        messages = [choice.message for choice in choices(trajectory)]
+        if messages:
+            prompts.add(str([*takewhile(lambda entry: not is_choice(entry), trajectory.messages_and_choices)]))
+            counts[tuple((m.content, *call_texts(m.model_dump(include={"tool_calls"}))) for m in messages)] += 1
+    return {"train/common_reply": max(counts.values()) / counts.total()} if len(prompts) > 1 else {}
+
+
+def reply_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Return the metrics of the replies of a step."""
+    return truncated_share(groups) | identical_share(groups) | common_reply_share(groups)
 
 
 def staleness_metrics(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float]:

@@ -28,7 +28,12 @@ async def runs(tmp_path_factory, tiny_model_dir):
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("place", "options", "name"), [(".", [], "desk-001"), ("help/models/desk-001", ["--step", "0"], "desk-001@0")]
+    ("place", "options", "name"),
+    [
+        (".", [], "desk-001"),
+        ("help/models/desk-001", ["--step", "0"], "desk-001@0"),
+        ("help/models/desk-001", ["--name", "gpt-4o-mini"], "gpt-4o-mini"),
+    ],
 )
 def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, options, name):
     record = (runs / "help/models/desk-001/model.json").read_text()

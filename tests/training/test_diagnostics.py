@@ -62,7 +62,7 @@ NO_CHOICE = NO_VARIANCE | {"data__step_num_gradient_steps": 0}
 HIGHEST = {"data__highest_reward": 1.0, "data__num_groups_highest": 7}
 HISTORIES = {
     "nothing_trained": changed(healthy(3), 3, **NO_CHOICE),
-    "failures": changed(healthy(), 2, train__exception_rate=0.4),
+    "failures": changed(healthy(), 1, train__exception_rate=0.4),
     "constant_reward": changed(healthy(3), 3, train__reward=0.0, train__reward_std_dev=0.0, **NO_VARIANCE),
     "ruined": changed(healthy(6), 4, loss__entropy=0.2, **DEAD),
     "equal_rewards": changed(healthy(), 3, train__reward=0.3, **NO_VARIANCE),
@@ -76,6 +76,7 @@ HISTORIES = {
     "drift": changed(healthy(), 2, offpolicy__logprob_diff_mean=0.3),
     "much_clipped": changed(healthy(), 2, loss__clipped_token_fraction=0.45),
     "entropy_collapse": changed(healthy(), 3, loss__entropy=0.03, train__reward=0.5),
+    "common_reply": changed(healthy(), 2, train__common_reply=0.95, train__reward=0.3),
     "length_collapse": changed(healthy(), 4, train__completion_tokens=6),
     "truncation": changed(healthy(), 3, train__truncated=0.5),
     "mostly_truncated": changed(healthy(), 3, train__truncated=0.97),
