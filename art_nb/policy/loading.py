@@ -311,7 +311,7 @@ def packed_logprobs(policy: Policy, rows: list[list[int]]) -> torch.Tensor:
 @torch.inference_mode()
 def cached_logprobs(policy: Policy, rows: list[list[int]], steps: int = 2) -> torch.Tensor:
     """Return the same logprobs, computed like the sampler: the last `steps` tokens one at a time, the rest at once."""
-    slots, length = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 40), len(rows[0])
+    slots, length = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 30), len(rows[0])
     slots.room(len(rows), length)
     ids, parts = torch.tensor(rows, device=policy.device), []
     starts = [0, *range(length - steps, length)]

@@ -63,10 +63,17 @@ def use_pytorch(monkeypatch, policy):
     monkeypatch.setattr(policy, "_head_product", FrozenWeight(policy._head().weight.float()))
 
 
+def slots_of(policy, conversations, dtype=None):
+    """Slots with 128 positions for a number of conversations, rounded up to a power of two."""
+    slots = KVSlots(policy.model.config, dtype or policy.dtype, policy.device, 0)
+    slots.max_bytes = slots.bytes(1 << (conversations - 1).bit_length(), 128)
+    assert slots.room(conversations, 128)
+    return slots
+
+
 def logprobs_of(policy, cached, tokens, positions, owner, counts, parts):
     """Logprobs after new tokens in conversations with cached keys and values, and the stored keys and values."""
-    slots = KVSlots(policy.model.config, policy.dtype, policy.device, 1 << 24)
-    assert slots.room(len(counts), 128)
+    slots = slots_of(policy, len(counts))
     slots.kv.copy_(cached)
     with torch.inference_mode():
         hidden = policy.hidden(tokens, positions, slots.attention(owner, positions, counts), parts)
@@ -89,8 +96,7 @@ def test_it_is_as_close_to_fp32_as_pytorch(family, monkeypatch):
         tokens = torch.randint(0, VOCABULARY, (sum(counts),))
         owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         positions = torch.cat([torch.arange(before, before + n) for n in counts])
-        slots = KVSlots(policy.model.config, torch.bfloat16, policy.device, 1 << 24)
-        slots.room(len(counts), 128)
+        slots = slots_of(policy, len(counts), torch.bfloat16)
         inputs = torch.randn(slots.kv.shape).bfloat16(), tokens, positions, owner, counts
         for parts, exact_parts in zip(
             parts_of(policy, adapter, len(tokens)), parts_of(exact, adapter, len(tokens)), strict=True
