@@ -150,7 +150,7 @@ class ModelRuntime:
         if not loaded and key not in self.names():
             raise ServeError(
                 f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
-                "Pass `model=model.get_inference_name()`.",
+                "Pass `model=model.get_inference_name()`, or use `art-nb serve --name`.",
                 status=404,
                 param="model",
             )

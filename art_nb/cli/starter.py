@@ -128,7 +128,7 @@ REWARDS = 'print([round(row["train/reward"], 2) for row in run.history])'
 NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
 change `name` to start a new run. For your own task, change the cells above, and the examples of good and bad
-results in `{test}`. `pytest {test}` checks the cells without training. After you close the notebook,
+results in `{test}`. `pytest {test}` checks the cells without training. After you shut down the kernel,
 `art-nb serve .art/{project}/models/{name}` serves the trained model to programs that use the OpenAI API."""
 REPLACE = """\
 For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
@@ -137,7 +137,8 @@ CHECK = """\
 `pytest {test}` checks the task without training. After the training:
 
 - `art-nb view .art/{project}/models/{name}` opens a report with all rollouts.
-- `art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API."""
+- `art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API. With
+  `--name gpt-4o-mini`, it also answers to this name."""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:

@@ -353,7 +353,7 @@ For your own agent, replace:
 - `connect`: how the agent gets the address and the name of the model
 - `call_tool`, if the tools are not functions of the agent's module
 - `LIMITS`, if your agent sets no token limit
-- the questions with their calls and answers, the call in `rollout`, and the reward with its test
+- the questions with their calls and answers, the call of the agent in `rollout`, and the reward with its test
 - `example`: the messages that your agent sends, and its list of tools (`agent.TOOLS`). The test compares the first two
   messages and the tools with those that the agent sends
 - the name and the project of the model
@@ -378,7 +378,8 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
 def connect(model):
     \"\"\"Let the agent send its requests to the model.
 
-    All rollouts use the same client, which is in the agent's module. Do not evaluate another step during training.
+    All rollouts use the same client, which is in the agent's module. Do not evaluate another step while `art.train`
+    runs.
     \"\"\"
     # This agent has a synchronous client in its module. For an asynchronous client, replace the next two lines with:
     # agent.client = model.openai_client()
@@ -393,7 +394,7 @@ def connect(model):
 
 
 def call_tool(tool, arguments):
-    return getattr(agent, tool)(**arguments)
+    return getattr(agent, tool)(**arguments)  # the text that the agent sends back to the model
 
 
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
@@ -401,7 +402,6 @@ OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperatu
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
 # names that it contains, or replace the tools by functions with invented results.
-
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
@@ -463,9 +463,11 @@ def reward(reply, scenario):
 scenario = {"answer": "They are on shelf 12."}
     assert reward("Shelf 12.", scenario) > reward("I don't know.", scenario)
     assert reward("Shelf 12 or 5.", scenario) == 0
-    assert reward("", {"answer": "They are sold out."}) == 0""",
+    assert reward("", {"answer": "They are sold out."}) == 0
+    assert all(reward(scenario["answer"], scenario) == 1 for scenario in scenarios + held_out)""",
     rollout_test="""
     warm_up = example(scenarios[0])  # begins with what the agent sends
+    assert all(isinstance(message["content"], str) for message in warm_up.messages() if message["role"] == "tool")
     assert trajectory.messages()[:2] == warm_up.messages()[:2]
     assert trajectory.tools == warm_up.tools""",
     file="shelf_agent.py",
@@ -540,7 +542,7 @@ if await model.get_step() == 0:
     examples = {}
     for scenario in scenarios:
         examples.setdefault(scenario["tool"], []).append(example(scenario))
-    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # 40 for each tool
+    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # or more
     random.Random(3).shuffle(chosen)  # otherwise the model forgets the first tool while it learns the last one
     await model.train_sft(chosen, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
@@ -553,7 +555,8 @@ The output shows the mean reward of each step after the warm-up (step 1), at the
 shows the result for the questions that are not used in training, its difference from the warmed-up model and from the
 untrained model, and the three worst rollouts. Six steps are few: in two runs they raised the share of right
 answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the interval of the first
-difference contains 0, increase `steps` and run again. The intervals count each form of a question as independent.""",
+difference contains 0, increase `steps` and run again. If the rewards do not rise, use more examples and a new name of
+the model. The intervals count each form of a question as independent.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right", request_overrides=LIMITS)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

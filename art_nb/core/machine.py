@@ -6,7 +6,8 @@
 __all__ = ['BEAT_S', 'DEAD_S', 'YOUNG_OBJECTS', 'machine_tag', 'is_loopback', 'process_start', 'process_runs', 'temporary_path',
            'parse_temporary', 'owner_runs', 'machine_memory', 'usable_cores', 'process_memory',
            'interpreter_is_exiting', 'without_garbage_collection', 'rare_garbage_collection', 'library_directories',
-           'is_library_code', 'installed_version', 'cache_directory', 'documentation_address', 'documentation_link']
+           'is_library_code', 'installed_version', 'cache_directory', 'documentation_address', 'documentation_path',
+           'documentation_link']
 
 # %% ../../nbs/00_core/60_machine.ipynb #6a8dded2
 import gc
@@ -269,25 +270,40 @@ def documentation_address(page: str) -> str:
     return f"docs/{path}.md"
 
 
-def documentation_link(page: str) -> str | None:
-    """Return a link to a page of the documentation for an output of a notebook, or `None` if its file is missing.
+def documentation_path(page: str) -> str:
+    """Return where a reader finds a page of the documentation, for an output as text.
 
-    The link is the web address, or the path of the file in the repository, relative to the working directory. A
-    Jupyter kernel works in the directory of its notebook.
+    It is the web address, the path of the file relative to the working directory, or, without a repository on this
+    machine, the path in the repository.
 
     Parameters
     ----------
     page : str
         The page, as in `documentation_address`.
     """
-    address = documentation_address(page)
-    if address.startswith("https://"):
+    address, package = documentation_address(page), find_spec("art_nb")
+    if address.startswith("https://") or package is None or package.origin is None:
         return address
-    package = find_spec("art_nb")
-    if package is None or package.origin is None:
-        return None
-    file = Path(package.origin).parents[1] / address
+    file = Path(package.origin).resolve().parents[1] / address
     try:
-        return quote(Path(os.path.relpath(file)).as_posix()) if file.is_file() else None
+        return Path(os.path.relpath(file)).as_posix() if file.is_file() else address
     except ValueError:  # on Windows: the working directory is on another drive
-        return None
+        return str(file)
+
+
+def documentation_link(page: str) -> str | None:
+    """Return a link to a page of the documentation for an output of a notebook, or `None` if Jupyter cannot open it.
+
+    A Jupyter kernel works in the directory of its notebook. Jupyter can open a file of the repository only if this
+    directory is in the repository.
+
+    Parameters
+    ----------
+    page : str
+        The page, as in `documentation_address`.
+    """
+    path = documentation_path(page)
+    if path.startswith("https://"):
+        return path
+    file, depth = Path(path).resolve(), len(Path(documentation_address(page)).parts)
+    return quote(path) if file.is_file() and Path.cwd().is_relative_to(file.parents[depth - 1]) else None

@@ -134,7 +134,7 @@ def head_dim(config: Any) -> int:  # config: of the model, from transformers
     """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-# %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf2
+# %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf0
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros. On a CPU, they take memory only when they are written, one page of the system at a time."""
     if device.type != "cpu":
@@ -143,7 +143,7 @@ def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
-
+# %% ../../nbs/30_policy/30_kv_cache.ipynb #1422cbf2
 class KVSlots:
     """Keys and values of the running conversations, [layers, 2, slots, heads, positions, dim]."""
 

@@ -186,7 +186,7 @@ def acquire_lock(
         other = read_lock(path)
         if _owner_runs(path, other, warn, patience_s):
             raise StoreError(
-                f"{directory} is in use: it is trained by {describe_owner(other)}. Stop that process or "
+                f"{directory} is in use by {describe_owner(other)}. Stop that process or "
                 "its kernel first, or give this model another name or run_name."
             )
         _remove_stale(path, other)

@@ -16,6 +16,7 @@ __all__ = ['CHAT_FORMATS', 'clean_message', 'clean_messages', 'prefix_keys', 'Sa
 # %% ../../nbs/25_tokens/10_chat.ipynb #ce68beaf
 import json
 import sys
+import textwrap
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,7 +100,8 @@ def _clean_message_at(message: Any, i: int) -> dict:
     except (KeyError, TypeError, AttributeError) as error:
         raise ServeError(
             f"messages[{i}] is invalid: `role` must be one of {', '.join(_ROLES)}, `content` must be text or a list of "
-            "text parts, and each tool call needs a function name.",
+            "text parts, and each tool call needs a function name. "
+            f"The message: {textwrap.shorten(repr(message), 200)}",
             param=f"messages[{i}]",
         ) from error
 

@@ -391,6 +391,7 @@ def failures(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
 _RAISE_THE_LIMIT = "Raise max_completion_tokens (or max_tokens) in the rollout's request"
+_WRONG_REPLIES = "If the replies are wrong from the beginning, the limit is not the cause."
 _ANYTHING_ELSE = (
     "more rollouts per group. Look at a group with different rewards: did the better rollout earn its reward by what "
     "the model wrote?"
@@ -426,8 +427,8 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
     (
         equal_rewards,
         "All rewards are equal",
-        "Use easier scenarios, show the model more (the legal moves, an example), give partial credit, or raise "
-        "rollouts_per_group.",
+        "Use easier scenarios, restrict the format of the replies, give partial credit, raise rollouts_per_group, or "
+        "warm up with examples. `await art.doctor(model, rollout, scenarios)` says which of these to try first.",
     ),
     (
         solved,
@@ -495,9 +496,13 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         truncation,
         "Replies reach the token limit",
         f"{_RAISE_THE_LIMIT}, ask for shorter answers, or train with truncated='mask': a truncated reply has no end "
-        "to learn.",
+        f"to learn. {_WRONG_REPLIES}",
     ),
-    (mostly_truncated, "Nearly all replies reach the token limit", f"{_RAISE_THE_LIMIT}, or ask for shorter answers."),
+    (
+        mostly_truncated,
+        "Nearly all replies reach the token limit",
+        f"{_RAISE_THE_LIMIT}, or ask for shorter answers. {_WRONG_REPLIES}",
+    ),
     (flat_reward_stable_gradient, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
     (flat_reward_unstable_gradient, "The reward is flat", f"Try {_ANYTHING_ELSE}"),
     (

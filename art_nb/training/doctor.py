@@ -6,10 +6,10 @@
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'FORMAT_EXAMPLE', 'ZERO_ADVICE', 'TRAINABLE_CHECKS',
            'TOKEN_CHECKS', 'PROMPTED_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration',
            'local_runtime', 'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards', 'tools_advice',
-           'check_variance', 'solved_metric', 'repeated_reply', 'is_restricted', 'count_copies', 'reply_preview',
-           'task_values', 'success_advice', 'check_success', 'check_metrics', 'check_choices', 'check_tools',
-           'check_tokens', 'check_rows', 'check_truncated', 'limit_advice', 'check_context', 'first_messages',
-           'check_shared', 'check_cost', 'doctor']
+           'check_variance', 'solved_metric', 'repeated_reply', 'is_restricted', 'offering_tools', 'count_copies',
+           'reply_preview', 'task_values', 'success_advice', 'check_success', 'check_metrics', 'check_choices',
+           'check_tools', 'check_tokens', 'check_rows', 'check_truncated', 'limit_advice', 'check_context',
+           'first_messages', 'check_shared', 'check_cost', 'doctor']
 
 # %% ../../nbs/65_training/80_doctor.ipynb #abfd9bbc
 import json
@@ -24,14 +24,13 @@ from html import escape
 from itertools import chain, compress, takewhile
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 from openai import APIConnectionError, APITimeoutError, AuthenticationError, NotFoundError
 from openai.types.chat.chat_completion import Choice
 
 from ..core.jsonable import plain, quantity
-from ..core.machine import documentation_address, documentation_link, is_library_code
+from ..core.machine import documentation_address, documentation_link, documentation_path, is_library_code
 from ..core.types import TokenError, TrainError
 from ..models.model import Model
 from ..rollouts.entries import call_texts, content_texts, sampled_tokens
@@ -93,7 +92,7 @@ class DoctorReport:
     def __str__(self) -> str:
         lines = self._lines()
         if self._has_findings():
-            lines.append(f"Explained in {unquote(documentation_link(self.page) or documentation_address(self.page))}")
+            lines.append(f"Explained in {documentation_path(self.page)}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -358,6 +357,11 @@ def is_restricted(probe: Probe) -> bool:
     return any(sampled_tokens(choice).guide for choice in probe.choices)
 
 
+def offering_tools(probe: Probe) -> list[Trajectory]:
+    """Return the rollouts whose requests offer tools."""
+    return [t for t in probe.trajectories if choices(t) and any(h.tools for h in all_histories(t))]
+
+
 def count_copies(probe: Probe) -> int:
     """Return how many replies are a part of their prompt (tool results excluded), or 0 if it is fewer than 30 %."""
     if is_restricted(probe):  # the allowed replies are usually in the prompt
@@ -411,7 +415,7 @@ def _credit_advice(probe: Probe) -> str:
         return ""
     return "give partial credit: split the criterion into easier ones, reward each one, and return each as a metric"
 
-
+# %% ../../nbs/65_training/80_doctor.ipynb #7794f7a2
 FORMAT_EXAMPLE = (
     """response_format, or for a model of art_nb extra_body={"guided_choice": ["yes", "no"]} or """
     """{"guided_regex": "[0-9]+ (cm|m)"}"""
@@ -423,17 +427,19 @@ def success_advice(probe: Probe) -> str:
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
     copies = count_copies(probe)
+    is_free = not is_restricted(probe) and not offering_tools(probe)
     steps = [
-        "put the instruction into the user message" if has_system else "",
-        "" if is_restricted(probe) else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
+        "put the instruction into the user message" if has_system and not offering_tools(probe) else "",
+        f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})" if is_free else "",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
         _credit_advice(probe),
-        "" if copies else "add a few sample replies to the prompt",
+        "" if copies or offering_tools(probe) else "add a few sample replies to the prompt",
         "warm up with (more) examples: model.train_sft(…)",
     ]
     numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
+    alternative = ", or use harder scenarios" if min(t.reward for t in probe.trajectories) > 0 else ""
     return (
-        "If the replies are good, check the reward, or use harder scenarios. Otherwise, change one thing at a time "
+        f"If the replies are good, check the reward{alternative}. Otherwise, change one thing at a time "
         f"and run the doctor again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
     )
 
@@ -520,7 +526,7 @@ def _tool_counts(offered: list[Trajectory]) -> str:
 
 def check_tools(probe: Probe) -> Check | None:
     """Check whether the model calls the tools that it is offered."""
-    offered = [t for t in probe.trajectories if choices(t) and any(h.tools for h in all_histories(t))]
+    offered = offering_tools(probe)
     calling = len(offered) - sum(map(has_unused_tools, offered))
     if not offered:
         return None
