@@ -158,7 +158,7 @@ def _work_sentences(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -
 
 
 def reward_sentence(means: Sequence[StepMean]) -> str:
-    """Compare the mean rewards of the first and the last step of a split, and their intervals."""
+    """State the mean rewards of some steps of a split, and compare the intervals of the first and the last one."""
     texts = []
     for mean in means:
         interval = f" (95 % interval {interval_text(mean)})" if mean.interval else ""
@@ -168,12 +168,12 @@ def reward_sentence(means: Sequence[StepMean]) -> str:
     first, last = means[0], means[-1]
     if len(means) == 1:
         return f"The mean {last.split} reward was {texts[0]}."
-    sentence = f"The mean {last.split} reward was {texts[0]} and {texts[-1]}."
+    sentence = f"The mean {last.split} reward was {', '.join(texts[:-1])} and {texts[-1]}."
     if not first.interval or not last.interval:
         return sentence
     apart = first.interval[1] < last.interval[0] or last.interval[1] < first.interval[0]
     relation = "do not overlap" if apart else "overlap, so the change may be chance"
-    return f"{sentence} The {last.split} intervals {relation}."
+    return f"{sentence} The {last.split} intervals of steps {first.step} and {last.step} {relation}."
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #45795433
 def _status(store: RunStore | None, history: Sequence[Mapping[str, Any]]) -> str:

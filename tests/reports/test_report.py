@@ -98,8 +98,8 @@ def test_the_summary_names_model_steps_time_and_change(tmp_path):
         "based on 49 rollouts of train and 24 rollouts of val, in 14 groups. 1 rollout failed.",
         "Its status is &#x27;stopped&#x27; at step 4 of 9.",
         "The mean train reward was 3.5 (95 % interval 1.02 to 5.98) at step 1 and 6.5 (95 % interval 4.02 to 8.98)",
-        "The train intervals overlap, so the change may be chance.",
-        "The val intervals do not overlap.",
+        "The train intervals of steps 1 and 4 overlap, so the change may be chance.",
+        "The val intervals of steps 0 and 4 do not overlap.",
     ):
         assert part in text, part
 
@@ -359,7 +359,7 @@ def test_a_goal_and_a_comparison():
     assert goal_of([]) == ""
     index = load_all({1: [group([0, 1, 0, 1])], 2: [group([8, 9, 8, 9])], 3: [group([], failed=[ValueError()])]})
     means = [metric_mean(index, "train", step) for step in (1, 2, 3)]
-    assert reward_sentence(means[:2]).endswith("The train intervals do not overlap.")
+    assert reward_sentence(means[:2]).endswith("The train intervals of steps 1 and 2 do not overlap.")
     assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
 
