@@ -150,7 +150,8 @@ class ModelRuntime:
         if not loaded and key not in self.names():
             raise ServeError(
                 f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
-                "Pass `model=model.get_inference_name()`, or use `art-nb serve --name`.",
+                "Pass `model=model.get_inference_name()`. "
+                f"If `art-nb serve` runs this endpoint, start it with `--name {served}`.",
                 status=404,
                 param="model",
             )

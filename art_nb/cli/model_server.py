@@ -68,7 +68,7 @@ def serve(path: str, step: int | None, name: str | None) -> int:
         asyncio.run(model.register(backend))
         model.store.write_model(record)  # registration does not know the user's config
         served = model.get_inference_name(step)
-        if name is not None:
+        if name:
             backend.runtime(model).aliases[name] = served
         export = "" if os.name == "nt" else "export "
         print(

@@ -401,7 +401,7 @@ LIMITS = {}  # fields to replace in each request. If your agent sets no token li
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
-# names that it contains, or replace the tools by functions with invented results.
+# names that it contains, or replace the tools with functions that return invented results.
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
@@ -542,7 +542,7 @@ if await model.get_step() == 0:
     examples = {}
     for scenario in scenarios:
         examples.setdefault(scenario["tool"], []).append(example(scenario))
-    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # or more
+    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # 40 or more for each tool
     random.Random(3).shuffle(chosen)  # otherwise the model forgets the first tool while it learns the last one
     await model.train_sft(chosen, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))

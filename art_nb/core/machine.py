@@ -305,5 +305,6 @@ def documentation_link(page: str) -> str | None:
     path = documentation_path(page)
     if path.startswith("https://"):
         return path
-    file, depth = Path(path).resolve(), len(Path(documentation_address(page)).parts)
-    return quote(path) if file.is_file() and Path.cwd().is_relative_to(file.parents[depth - 1]) else None
+    file = Path(path).resolve()
+    repository = file.as_posix().removesuffix(documentation_address(page))
+    return quote(path) if file.is_file() and Path.cwd().is_relative_to(repository) else None

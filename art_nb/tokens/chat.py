@@ -101,7 +101,7 @@ def _clean_message_at(message: Any, i: int) -> dict:
         raise ServeError(
             f"messages[{i}] is invalid: `role` must be one of {', '.join(_ROLES)}, `content` must be text or a list of "
             "text parts, and each tool call needs a function name. "
-            f"The message: {textwrap.shorten(repr(message), 200)}",
+            f"You sent {textwrap.shorten(repr(message), 200)}.",
             param=f"messages[{i}]",
         ) from error
 

@@ -6,7 +6,7 @@
 __all__ = ['CELL_STYLE', 'WRONG_SERVER', 'FAILURE_ADVICE', 'ADDED_METRICS', 'FORMAT_EXAMPLE', 'ZERO_ADVICE', 'TRAINABLE_CHECKS',
            'TOKEN_CHECKS', 'PROMPTED_CHECKS', 'Check', 'DoctorReport', 'Probe', 'run_probe', 'check_registration',
            'local_runtime', 'limit_field', 'failure_cause', 'check_rollouts', 'check_rewards', 'tools_advice',
-           'check_variance', 'solved_metric', 'repeated_reply', 'is_restricted', 'offering_tools', 'count_copies',
+           'check_variance', 'solved_metric', 'repeated_reply', 'is_restricted', 'rollouts_with_tools', 'count_copies',
            'reply_preview', 'task_values', 'success_advice', 'check_success', 'check_metrics', 'check_choices',
            'check_tools', 'check_tokens', 'check_rows', 'check_truncated', 'limit_advice', 'check_context',
            'first_messages', 'check_shared', 'check_cost', 'doctor']
@@ -357,13 +357,13 @@ def is_restricted(probe: Probe) -> bool:
     return any(sampled_tokens(choice).guide for choice in probe.choices)
 
 
-def offering_tools(probe: Probe) -> list[Trajectory]:
+def rollouts_with_tools(probe: Probe) -> list[Trajectory]:
     """Return the rollouts whose requests offer tools."""
     return [t for t in probe.trajectories if choices(t) and any(h.tools for h in all_histories(t))]
 
 
 def count_copies(probe: Probe) -> int:
-    """Return how many replies are a part of their prompt (tool results excluded), or 0 if it is fewer than 30 %."""
+    """Return how many replies are a part of their prompt (without tool results), or 0 if few are or a format is set."""
     if is_restricted(probe):  # the allowed replies are usually in the prompt
         return 0
     n_copies = 0
@@ -426,14 +426,15 @@ def success_advice(probe: Probe) -> str:
     """Return how to get rewards that differ, for rollouts whose rewards are nearly all the lowest one."""
     first_entries = [t.messages_and_choices[0] for t in probe.trajectories if t.messages_and_choices]
     has_system = any(isinstance(e, dict) and e.get("role") in ("system", "developer") for e in first_entries)
-    copies = count_copies(probe)
-    is_free = not is_restricted(probe) and not offering_tools(probe)
+    copies, has_tools = count_copies(probe), bool(rollouts_with_tools(probe))
     steps = [
-        "put the instruction into the user message" if has_system and not offering_tools(probe) else "",
-        f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})" if is_free else "",
+        "put the instruction into the user message" if has_system and not has_tools else "",
+        ""
+        if has_tools or is_restricted(probe)
+        else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
         _credit_advice(probe),
-        "" if copies or offering_tools(probe) else "add a few sample replies to the prompt",
+        "" if copies or has_tools else "add a few sample replies to the prompt",
         "warm up with (more) examples: model.train_sft(…)",
     ]
     numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
@@ -526,7 +527,7 @@ def _tool_counts(offered: list[Trajectory]) -> str:
 
 def check_tools(probe: Probe) -> Check | None:
     """Check whether the model calls the tools that it is offered."""
-    offered = offering_tools(probe)
+    offered = rollouts_with_tools(probe)
     calling = len(offered) - sum(map(has_unused_tools, offered))
     if not offered:
         return None

@@ -76,7 +76,7 @@ async def main(path):
         sampler = backend.runtime(model).sampler
         used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
         before = sampler._prefixes.max_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))  # 4 MB for Python
         print(len((await ask(1, 64)).choices), sampler._prefixes.max_bytes < before)
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(len((await ask(2, 8)).choices))

@@ -362,6 +362,7 @@ def test_a_goal_and_a_comparison():
     assert reward_sentence(means[:2]).endswith("The train intervals of steps 1 and 2 do not overlap.")
     assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
+    assert " at step 1, 8.5 (95 % interval " in reward_sentence(means)
 
 
 COLOR = """name => { const probe = document.createElement('p'); document.body.append(probe);

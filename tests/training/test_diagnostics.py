@@ -33,6 +33,7 @@ def healthy(steps=30, seed=0):
             "train/completion_tokens": 40 + dice.gauss(0, 2),
             "train/truncated": 0.04,
             "train/alike": 0.2 + 0.3 * skill[k],
+            "train/common_reply": 0.3,
             "train/exception_rate": 0.0,
         }
         for k in range(steps)
@@ -122,6 +123,10 @@ def test_the_kl_of_the_sampler_is_watched_too():
 def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone():
     rows = changed(healthy(), 5, train__alike=0.85, loss__entropy=1.3, train__reward=0.41)
     assert "entropy_collapse" in {lesson.key for lesson in diagnose(rows)}
+
+
+def test_the_same_reply_is_no_finding_while_the_reward_is_high():
+    assert "common_reply" not in {lesson.key for lesson in diagnose(changed(healthy(), 2, train__common_reply=0.95))}
 
 
 def test_a_low_entropy_is_no_collapse_while_the_reward_rises():
