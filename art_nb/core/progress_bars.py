@@ -87,6 +87,7 @@ def has_terminal(file: Any) -> bool:
 
 def progress_bar(**options: Any) -> tqdm:
     """Return a progress bar with the keyword arguments of `tqdm`, for a cell, a terminal or a log file."""
+    options = {"smoothing": 0} | options  # rollouts finish in bursts, so the mean rate gives the best remaining time
     if in_notebook():
         return CellBar(**options)
     return (tqdm if has_terminal(options.get("file") or sys.stderr) else FileBar)(**options)
