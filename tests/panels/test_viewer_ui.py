@@ -91,6 +91,14 @@ def test_the_bars_have_one_line_from_1000_pixels_on(opened, tmp_path):
         assert page.locator(".art-title").evaluate("(title) => title.offsetWidth") >= 56  # about eight characters
 
 
+@pytest.mark.parametrize("width", [880, 940])
+def test_narrow_bars_wrap_and_nothing_overlaps(opened, width):
+    page = opened(steps(), width=width)
+    assert page.locator("[aria-label=Filter]").bounding_box()["width"] > 180
+    link, colors = page.locator("button:has-text('Copy link')").bounding_box(), page.locator(COLOR).bounding_box()
+    assert link["x"] + link["width"] <= colors["x"] or link["y"] + link["height"] <= colors["y"]
+
+
 def test_a_group_opens_and_closes_by_mouse_and_keys(opened):
     page = opened(steps())
     closed = page.locator(".art-row-group", has_text="game 2").first
