@@ -166,6 +166,7 @@ ACCESSIBILITY = {  # what axe-core finds in pages of the theme, and the correcti
     'class="caption" role="heading"': 'class="caption" role="heading" aria-level="2"',
     '<aside class="sidebar-drawer"': '<aside class="sidebar-drawer" aria-label="Contents"',
     "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
     '<div style="overflow-x:auto">': '<div style="overflow-x:auto" tabindex="0">',  # tables of saved outputs
 }
 EMPTY_HEADER = re.compile(r"<th( [^>]*)?>(?:<p></p>)?</th>")
