@@ -391,7 +391,7 @@ def failures(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
 _RAISE_THE_LIMIT = "Raise max_completion_tokens (or max_tokens) in the rollout's request"
-_WRONG_REPLIES = "If the replies are wrong from the beginning, the limit is not the cause."
+_WRONG_REPLIES = "If the first words of the replies are already wrong, the limit is not the cause."
 _ANYTHING_ELSE = (
     "more rollouts per group. Look at a group with different rewards: did the better rollout earn its reward by what "
     "the model wrote?"
