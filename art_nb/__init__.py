@@ -45,6 +45,7 @@ Modules:
 - `art_nb.rewards.rubrics`: Questions for judges, and the parser of their answers
 - `art_nb.rewards.ruler`: RULER: a judge compares the trajectories of a group, and its scores become the rewards
 - `art_nb.rollouts.gather`: Parallel rollouts with progress, failures, timeouts and batches
+- `art_nb.rollouts.redirects`: Requests of an agent's own client, sent to a model instead of the server that the client was made for
 - `art_nb.rollouts.request_overrides`: Fields that replace those of an agent's requests, for example the temperature
 - `art_nb.rollouts.scenarios`: The scenarios of each training step, in a reproducible shuffled order
 - `art_nb.rollouts.tracers`: Tracers, which add information about rollouts to the calls that another package records
@@ -148,6 +149,7 @@ _NAMES = {
     "integrations.recorder": "record",
     "integrations.sessions": "Session",
     "integrations.programs": "ProgramOutput rollout_from",
+    "integrations.agents": "example_rollouts run_agent",
     "integrations.auto_rl": "auto",
     "integrations.trackio_reporter": "TrackioReporter",
     "integrations.wandb_reporter": "WandbReporter",
@@ -182,7 +184,7 @@ _COMPLETIONS = (
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
     "comparison_bars reward_histogram token_heatmaps "
-    "register_board retry rollout_from auto record export_traces environments langgraph"
+    "register_board retry run_agent example_rollouts rollout_from auto record export_traces environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -101,6 +101,8 @@ from .integrations.recorder import record as record
 from .integrations.sessions import Session as Session
 from .integrations.programs import ProgramOutput as ProgramOutput
 from .integrations.programs import rollout_from as rollout_from
+from .integrations.agents import example_rollouts as example_rollouts
+from .integrations.agents import run_agent as run_agent
 from .integrations.auto_rl import auto as auto
 from .integrations.trackio_reporter import TrackioReporter as TrackioReporter
 from .integrations.wandb_reporter import WandbReporter as WandbReporter

@@ -20,6 +20,7 @@ from typing import get_args
 import pytest
 
 import art_nb as art
+from art_nb.models.tiny import save_tiny_model
 from art_nb.reports import profile
 from art_nb.training import diagnostics
 
@@ -128,6 +129,12 @@ def wrong_keywords(call, imported):
     ]
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A tiny model with room for the conversations of agents."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", context=1024)
+
+
 @pytest.fixture
 def namespace(tmp_path, monkeypatch):
     """An empty namespace, in a working directory of its own. Its backends are closed at the end."""
@@ -136,16 +143,16 @@ def namespace(tmp_path, monkeypatch):
 
 
 @every_page
-async def test_the_code_runs(page, namespace, tiny_model_dir):
+async def test_the_code_runs(page, namespace, weights):
     if page.parent.name == "how-to":
         await execute(
-            FIRST_TASK.read_text(encoding="utf-8").partition(START)[0], FIRST_TASK.name, namespace, tiny_model_dir
+            FIRST_TASK.read_text(encoding="utf-8").partition(START)[0], FIRST_TASK.name, namespace, weights
         )
         namespace["reward"] = lambda found: random.random()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            await execute(page.read_text(encoding="utf-8"), page.name, namespace, tiny_model_dir)
+            await execute(page.read_text(encoding="utf-8"), page.name, namespace, weights)
     finally:
         backends = [value for value in namespace.values() if isinstance(value, art.LocalBackend)]
         for backend in backends:

@@ -228,12 +228,12 @@ def test_rollout(tmp_path):
         tiny = save_tiny_model(tmp_path / "tiny", context=2048)
         model = art.TrainableModel(name="test", project="test", base_model=str(tiny))
         async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
-            await model.register(backend)
+            await model.register(backend){in_backend}
             return await rollout(model, scenarios[0])
 
     trajectory = asyncio.run(run())
     assert math.isfinite(trajectory.reward)
-    assert trajectory.messages()[-1]["content"] is not None{rollout_test}
+    assert trajectory.messages()[-1]["content"] is not None
 """
 LOAD_NOTEBOOK = """\
 notebook = json.loads(Path(__file__).with_name({file}).read_text(encoding="utf-8"))
@@ -253,7 +253,7 @@ def as_test(answers: StarterAnswers, file: str) -> str:
         imports="import math\nimport runpy" if is_script else "import json\nimport math",
         load=(LOAD_SCRIPT if is_script else LOAD_NOTEBOOK).format(file=json.dumps(file)),
         reward=SCORINGS[answers.reward].test(TASKS[answers.task]),
-        rollout_test=TASKS[answers.task].rollout_test,
+        in_backend=TASKS[answers.task].in_backend,
     )
 
 # %% ../../nbs/95_cli/05_starter.ipynb #c2a0e539

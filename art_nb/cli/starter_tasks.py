@@ -77,7 +77,7 @@ class StarterTask:
     before: tuple[tuple[str, str], ...] = evaluate_before()  # kind and source of the cells before the training
     rewards_text: str = REWARDS_TEXT  # Markdown above the results
     after: str = evaluate_after()  # code after the training
-    rollout_test: str = ""  # code at the end of the test of a rollout
+    in_backend: str = ""  # code of the test that needs a registered model
 
 # %% ../../nbs/95_cli/00_starter_tasks.ipynb #74367e5e
 ONE_REPLY = StarterTask(
@@ -350,54 +350,24 @@ about 20 minutes on processors without AVX512-BF16.
 For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
-- `connect`: how the agent gets the address and the name of the model
-- `call_tool`, if the tools are not functions of the agent's module
 - `LIMITS`, if your agent sets no token limit
-- the questions with their calls and answers, the call of the agent in `rollout`, and the reward with its test
-- `example`: the messages that your agent sends, and its list of tools (`agent.TOOLS`). The test compares the first two
-  messages and the tools with those that the agent sends
+- the scenarios: each has a question, and the replies of a model that answers it correctly
+- the call of the agent in `rollout`, and the reward with its test
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",
     task="""\
-import asyncio
-import json
 import os
 import random
 import re
 from unittest.mock import patch
-
-import openai
 
 import art_nb as art
 
 with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates its client when it is imported
     import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
-
-def connect(model):
-    \"\"\"Let the agent send its requests to the model.
-
-    All rollouts use the same client, which is in the agent's module. Do not evaluate another step while `art.train`
-    runs.
-    \"\"\"
-    # This agent has a synchronous client in its module. For an asynchronous client, replace the next two lines with:
-    # agent.client = model.openai_client()
-    if agent.client.api_key != model.inference_api_key:  # a client for this model does not exist yet
-        agent.client = openai.OpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key)
-    agent.MODEL = model.get_inference_name()
-    # If your agent creates its client in each call, use these lines instead, with the variables that it reads. They
-    # also affect other clients that this process creates later, for example that of a judge.
-    # os.environ["OPENAI_BASE_URL"] = model.inference_base_url
-    # os.environ["OPENAI_API_KEY"] = model.inference_api_key
-    # os.environ["MODEL"] = model.get_inference_name()
-
-
-def call_tool(tool, arguments):
-    return getattr(agent, tool)(**arguments)  # the text that the agent sends back to the model
-
-
-LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 48}
+LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 64}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
@@ -413,63 +383,44 @@ numbers = random.Random(1)
 agent.SHELVES.update({item: numbers.randint(10, 99) for item in ITEMS + HELD_OUT_ITEMS})
 
 
-def questions(names, tool, argument, forms, answer):
-    \"\"\"Return scenarios: each name in each form of the question, with the right call and a right answer.\"\"\"
-    return [
-        {"question": form.format(name), "tool": tool, "arguments": {argument: name},
-         "answer": answer.format(call_tool(tool, {argument: name}))}
-        for name in names for form in forms]
+def new_scenario(question, item):
+    # One reply for each request of the agent: here a call of the tool, then the answer. The agent runs the tool itself.
+    replies = [("find_shelf", {"item": item}), f"They are on shelf {agent.find_shelf(item)}."]
+    return {"question": question.format(item), "item": item, "replies": replies}
 
 
-shelf = ("find_shelf", "item", QUESTIONS, "They are on shelf {}.")
-scenarios = questions(ITEMS, *shelf)  # with a second tool: + questions(…)
-held_out = questions(HELD_OUT_ITEMS, *shelf)
-random.Random(2).shuffle(scenarios)
-
-
-def example(scenario):
-    \"\"\"Return a right conversation for the warm-up. Its messages are those that the agent sends.\"\"\"
-    tool, arguments = scenario["tool"], scenario["arguments"]
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return art.Trajectory(tools=agent.TOOLS, messages_and_choices=[
-        {"role": "system", "content": agent.SYSTEM},
-        {"role": "user", "content": scenario["question"]},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "1", "content": call_tool(tool, arguments)},
-        {"role": "assistant", "content": scenario["answer"]}])""",
+scenarios = [new_scenario(question, item) for item in ITEMS for question in QUESTIONS]
+held_out = [new_scenario(question, item) for item in HELD_OUT_ITEMS for question in QUESTIONS]
+random.Random(2).shuffle(scenarios)  # with several tools, the examples of all tools must be mixed""",
     rollout_text="""\
-A rollout calls the agent once. `art.trajectory` records the requests that it sends. The agent is synchronous, so it
-runs in a thread. An asynchronous one is awaited: `reply = await agent.answer(scenario["question"])`.""",
+A rollout calls the agent once. `art.run_agent` sends all its requests to the model in training, whatever address, key
+and model name the agent uses, and records them. The agent can be synchronous, as here, or async.""",
     rollout="""\
 async def rollout(model, scenario):
-    connect(model)
-
-    async def attempt():
-        reply = await asyncio.to_thread(agent.answer, scenario["question"])
-        trajectory = art.current_trajectory(require=True)
-        SCORE
-        trajectory.metrics["right"] = trajectory.reward == 1
-
-    return await art.trajectory(attempt())""",
+    trajectory, reply = await art.run_agent(model, agent.answer, scenario["question"])
+    SCORE
+    trajectory.metrics["right"] = trajectory.reward == 1
+    return trajectory""",
     environment_text="""\
 The reward is 1 if the reply contains the number of the right answer and no other number. If your answers contain no
 numbers, write another reward.""",
     environment="""\
 def reward(reply, scenario):
-    expected = set(re.findall(r"\\d+", scenario["answer"]))
+    expected = set(re.findall(r"\\d+", scenario["replies"][-1]))
     return float(bool(expected) and set(re.findall(r"\\d+", reply or "")) == expected)""",
     environment_score="trajectory.reward = reward(reply, scenario)",
     environments="""\
-scenario = {"answer": "They are on shelf 12."}
+scenario = {"replies": ["They are on shelf 12."]}
     assert reward("Shelf 12.", scenario) > reward("I don't know.", scenario)
-    assert reward("Shelf 12 or 5.", scenario) == 0
-    assert reward("", {"answer": "They are sold out."}) == 0
-    assert all(reward(scenario["answer"], scenario) == 1 for scenario in scenarios + held_out)""",
-    rollout_test="""
-    warm_up = example(scenarios[0])  # begins with what the agent sends
-    assert all(isinstance(message["content"], str) for message in warm_up.messages() if message["role"] == "tool")
-    assert trajectory.messages()[:2] == warm_up.messages()[:2]
-    assert trajectory.tools == warm_up.tools""",
+    assert reward("Shelf 12 or 5.", scenario) == 0""",
+    in_backend="""
+            # the agent with the right replies: each scenario must get the full reward, without an error of a tool
+            examples = await art.example_rollouts(
+                model, rollout, scenarios + held_out, lambda scenario: scenario["replies"],
+                request_overrides={"max_tokens": 500})  # the replies have more tokens for the tiny model
+            assert all(example.reward == 1 for example in examples)
+            messages = [message for example in examples for message in example.messages()]
+            assert not any("error" in message["content"] for message in messages if message["role"] == "tool")""",
     file="shelf_agent.py",
     file_text='''\
 """Say on which shelf an item is: python shelf_agent.py QUESTION. This agent was not written for training."""
@@ -531,20 +482,19 @@ print(before)""",
             "markdown",
             """\
 Without training, SmolLM2 never calls the tool. All its rewards are 0, so reinforcement learning has nothing to learn
-from. The model therefore first imitates a few right conversations. This warm-up is step 1. If the model is then right
-for most questions, further training changes little: use fewer examples, or harder questions. The doctor then checks the
-rollouts. If it finds that the rewards of all groups are equal, read its advice before you continue.""",
+from. The model therefore first imitates right conversations: `art.example_rollouts` runs the agent with the replies of
+the scenarios, and `train_sft` trains the model on the results. This warm-up is step 1. If the model is then right for
+most questions, further training changes little: use fewer examples, or harder questions. If less than a third of the
+doctor's rollouts get a reward, use more examples.""",
         ),
         (
             "code",
             """\
 if await model.get_step() == 0:
-    examples = {}
-    for scenario in scenarios:
-        examples.setdefault(scenario["tool"], []).append(example(scenario))
-    chosen = [trajectory for of_tool in examples.values() for trajectory in of_tool[:40]]  # 40 or more for each tool
-    random.Random(3).shuffle(chosen)  # otherwise the model forgets the first tool while it learns the last one
-    await model.train_sft(chosen, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
+    examples = await art.example_rollouts(
+        model, rollout, scenarios[:40],  # for several tools or forms of answers: 40 for each
+        lambda scenario: scenario["replies"], request_overrides=LIMITS)
+    await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right", request_overrides=LIMITS)
 print(warmed_up)""",
@@ -553,10 +503,10 @@ print(warmed_up)""",
     rewards_text="""\
 The output shows the mean reward of each step after the warm-up (step 1), at the temperature of `OVERRIDES`. It also
 shows the result for the questions that are not used in training, its difference from the warmed-up model and from the
-untrained model, and the three worst rollouts. Six steps are few: in two runs they raised the share of right
-answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the interval of the first
-difference contains 0, increase `steps` and run again. If the rewards do not rise, use more examples and a new name of
-the model. The intervals count each form of a question as independent.""",
+untrained model, and the worst rollouts. Six steps are few: in two runs they raised the share of right answers from
+0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the last steps still
+rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the model, because the
+warm-up runs only once for each name.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right", request_overrides=LIMITS)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

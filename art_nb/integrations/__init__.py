@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "recording_proxy": ["ProxyServer", "RecordingProxy"],
         "sessions": ["Session"],
         "programs": ["ProgramOutput", "rollout_from"],
+        "agents": ["example_rollouts", "run_agent"],
         "langgraph": ["init_chat_model", "wrap_rollout"],
         "auto_rl": ["AutoRL", "auto"],
         "trl_rows": ["to_trl", "trl_dpo_rows", "trl_kto_rows", "trl_sft_rows"],

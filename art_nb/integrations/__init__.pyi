@@ -8,6 +8,8 @@ from .recording_proxy import RecordingProxy as RecordingProxy
 from .sessions import Session as Session
 from .programs import ProgramOutput as ProgramOutput
 from .programs import rollout_from as rollout_from
+from .agents import example_rollouts as example_rollouts
+from .agents import run_agent as run_agent
 from .langgraph import init_chat_model as init_chat_model
 from .langgraph import wrap_rollout as wrap_rollout
 from .auto_rl import AutoRL as AutoRL

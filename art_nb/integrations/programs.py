@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GRACE_S', 'MAX_OUTPUT_BYTES', 'EXIT_POLL_S', 'LOCAL_ADDRESSES', 'NO_TURNS', 'ProgramOutput', 'run_program',
-           'set_reward', 'printed_reward', 'rollout_from']
+           'set_reward', 'printed_reward', 'call_on_thread', 'rollout_from']
 
 # %% ../../nbs/88_integrations/20_programs.ipynb #fc4df89a
 import asyncio
@@ -16,6 +16,7 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,12 @@ NO_TURNS = (
 )
 
 
-async def _call(function: Callable, *args: Any) -> Any:
-    """Call a function. It runs on a new thread unless it is async."""
+async def call_on_thread(function: Callable, *args: Any, **options: Any) -> Any:
+    """Call a function and return its result. It runs on a new thread unless it is async."""
     if inspect.iscoroutinefunction(function):
-        return await function(*args)
-    result = await anyio.to_thread.run_sync(function, *args, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
+        return await function(*args, **options)
+    call = partial(function, *args, **options)
+    result = await anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1), abandon_on_cancel=True)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -235,7 +237,7 @@ def rollout_from(
     async def rollout(model: Model, scenario: Any) -> Trajectory:
         async with model.session(request_overrides=request_overrides) as session:
             if callable(command):
-                output = await _call(command, session, scenario)
+                output = await call_on_thread(command, session, scenario)
             else:
                 variables = _environment(session, env or {})
                 text = json.dumps(plain(scenario)) + "\n" if stdin is None else stdin(scenario)
@@ -248,7 +250,7 @@ def rollout_from(
         if not trajectory.exchanges:
             raise RolloutError(NO_TURNS)
         if reward is not None:
-            result = await _call(reward, trajectory, scenario, output)
+            result = await call_on_thread(reward, trajectory, scenario, output)
         else:
             result = printed_reward(output.stdout) if isinstance(output, ProgramOutput) else output
         if result is not None or "reward" not in trajectory.model_fields_set:  # a function can set the reward itself

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Scope', 'COMPLETION_PATHS', 'MAX_CAPTURED_BYTES', 'CaptureScope', 'CallScope', 'innermost_scope', 'set_process_scope',
            'clear_process_scope', 'enter_scope', 'leave_scope', 'no_capture', 'call_or_warn', 'ExchangeRecording',
-           'is_model_request', 'begin_recording', 'retry_count_of', 'with_step_headers', 'install']
+           'is_model_request', 'redirect_of', 'begin_recording', 'retry_count_of', 'with_step_headers', 'install']
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #863f19ef
 import sys
@@ -25,6 +25,9 @@ from weakref import ref
 
 from ..core.seeds import SEED_HEADER, SeedScope, current_seed_scope
 from .exchanges import PROTOCOLS
+from .given_replies import current_given_replies, given_reply_scope
+from .redirects import Redirect, current_redirect, redirect_scope
+
 from .request_overrides import add_overrides, current_overrides, override_scope
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5170c405
@@ -98,8 +101,9 @@ def _no_scope() -> None:
 def no_capture() -> Iterator[None]:
     """Stop capturing requests inside the `with` block.
 
-    Requests to language models that are made inside are not recorded in any surrounding trajectory, and
-    `request_overrides` do not change them. A new `with Trajectory()` inside the block captures as usual.
+    Requests to language models that are made inside are not recorded in any surrounding trajectory. They are sent
+    as they are: `request_overrides` and `art.run_agent` do not change them. A new `with Trajectory()` inside the
+    block captures as usual.
 
     Returns
     -------
@@ -109,7 +113,7 @@ def no_capture() -> Iterator[None]:
     scopes = _scopes.get()
     _scopes.set((*scopes, _no_scope))
     try:
-        with override_scope(None):
+        with override_scope(None), redirect_scope(None), given_reply_scope(None):
             yield
     finally:
         _scopes.set(scopes)
@@ -211,6 +215,12 @@ def is_model_request(method: str, url: str) -> bool:
     return method.upper() == "POST" and urlsplit(url).path.rstrip("/").endswith(COMPLETION_PATHS)
 
 
+def redirect_of(method: str, url: str) -> Redirect | None:
+    """Return the redirect of a request. It is `None` outside a redirected rollout, and for other requests."""
+    redirect = current_redirect()
+    return redirect if redirect is not None and is_model_request(method, url) else None
+
+
 def begin_recording(
     method: str,
     url: str,
@@ -241,9 +251,12 @@ def retry_count_of(headers: Mapping[str, str]) -> int:
 def with_step_headers(
     method: str,
     url: str,
-    headers: MutableMapping[str, str],  # changed in place; not accessed without a seed or overrides
+    headers: MutableMapping[str, str],  # changed in place; not accessed without a seed, overrides or given replies
 ) -> Iterator[None]:
-    """Add the seed of a step and the overrides of a rollout to a request to a registered model."""
+    """Add the seed of a step, and the overrides and given replies of a rollout, to a request to a registered model."""
+    given = current_given_replies()
+    if given is not None and is_model_request(method, url):
+        given.add_header(url, headers, retry_count_of(headers) > 0)
     try:
         add_overrides(url, headers, lambda: is_model_request(method, url))
     except Exception as error:  # the user's request must continue, whatever fails here
@@ -331,6 +344,16 @@ def _read_content(request: Any, module: ModuleType) -> bytes | None:
     except module.RequestNotRead:
         return None
 
+
+def _redirect_httpx(request: Any, module: ModuleType) -> Any:
+    url = str(request.url)
+    if (redirect := redirect_of(request.method, url)) is None:
+        return request
+    headers, body = redirect.headers(request.headers), redirect.body(_read_content(request, module))
+    return module.Request(
+        request.method, redirect.url(url), headers=headers, content=body, extensions=request.extensions
+    )
+
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #ece7c232
 def _patch_httpx(module: ModuleType) -> None:
     client, async_client = module.Client, module.AsyncClient
@@ -343,6 +366,7 @@ def _recorded_send(send: Callable, module: ModuleType) -> Callable:
 
     @wraps(send)
     def wrapper(self: Any, request: Any, **options: Any) -> Any:
+        request = _redirect_httpx(request, module)
         recording = _record_httpx_request(request, module)
         with with_step_headers(request.method, str(request.url), request.headers):
             if recording is None:
@@ -360,6 +384,7 @@ def _recorded_async_send(send: Callable, module: ModuleType) -> Callable:
 
     @wraps(send)
     async def wrapper(self: Any, request: Any, **options: Any) -> Any:
+        request = _redirect_httpx(request, module)
         recording = _record_httpx_request(request, module)
         with with_step_headers(request.method, str(request.url), request.headers):
             if recording is None:
@@ -388,6 +413,7 @@ def _patch_requests(module: ModuleType) -> None:
 
     @wraps(send)
     def wrapper(self: Any, request: Any, **options: Any) -> Any:
+        request = _redirect_requests(request)
         method, url = request.method or "", request.url or ""
         recording = call_or_warn(
             begin_recording, method, url, lambda: _bytes_or_text(request.body), lambda: request.headers
@@ -405,6 +431,19 @@ def _patch_requests(module: ModuleType) -> None:
 
 def _bytes_or_text(body: Any) -> bytes | str | None:
     return body if isinstance(body, (bytes, str)) else None
+
+
+def _redirect_requests(request: Any) -> Any:
+    if (redirect := redirect_of(request.method or "", request.url or "")) is None:
+        return request
+    redirected, body = request.copy(), redirect.body(_bytes_or_text(request.body))
+    headers = redirect.headers(request.headers) | {"Content-Length": str(len(body))}
+    redirected.url, redirected.body, redirected.headers = (
+        redirect.url(request.url),
+        body,
+        type(request.headers)(headers),
+    )
+    return redirected
 
 
 def _ending(close: Callable, recording: ExchangeRecording) -> Callable:
@@ -481,9 +520,13 @@ def _patch_aiohttp(module: ModuleType) -> None:
     @wraps(request)
     async def wrapper(self: Any, method: str, url: Any, **options: Any) -> Any:
         address = call_or_warn(_absolute_url, self, url) or str(url)
+        if redirect := redirect_of(method, address):
+            with _session_without_credentials(self, module) as session, redirect_scope(None):
+                options = _redirect_aiohttp(self, redirect, options)
+                return await wrapper(session, method, redirect.url(address), **options)
         headers = lambda: self._prepare_headers(options.get("headers"))
         recording = call_or_warn(begin_recording, method, address, lambda: _request_body(options), headers)
-        if current_seed_scope() is not None or current_overrides() is not None:
+        if any(current() is not None for current in (current_seed_scope, current_overrides, current_given_replies)):
             options["headers"] = _copy_headers(options.get("headers"))
         with with_step_headers(method, address, options.get("headers", {})):
             if recording is None:
@@ -500,6 +543,30 @@ def _copy_headers(headers: Any) -> MutableMapping[str, str]:
     from multidict import CIMultiDict  # aiohttp's type of headers
 
     return CIMultiDict(headers or {})
+
+
+@contextmanager
+def _session_without_credentials(session: Any, module: ModuleType) -> Iterator[Any]:
+    """Yield a session that uses the connections of another one, without its headers, cookies and password."""
+    other = module.ClientSession(
+        connector=session.connector,
+        connector_owner=False,
+        cookie_jar=module.DummyCookieJar(),
+        timeout=session.timeout,
+        raise_for_status=session.raise_for_status,
+    )
+    try:
+        yield other
+    finally:
+        other.detach()  # responses still use the connections
+
+
+def _redirect_aiohttp(session: Any, redirect: Redirect, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a request for another server, with another body and without the agent's credentials."""
+
+    kept = {name: value for name, value in options.items() if name not in ("json", "data", "params", "auth", "cookies")}
+    headers = redirect.headers(session._prepare_headers(options.get("headers")))
+    return kept | {"headers": headers, "data": redirect.body(_request_body(options))}
 
 
 def _absolute_url(session: Any, url: Any) -> str:

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['MAX_CHOICES', 'NOT_CALLED', 'sample_id', 'ChoiceInProgress', 'replies_for', 'with_format', 'choose_texts',
-           'ChatFormatter', 'TextFormatter']
+           'ChatFormatter', 'given_tokens', 'TextFormatter']
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #605cc2ad
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from uuid import uuid4
 
 from ..core.types import ServeError
-from ..samplers.base import Sampler, SampledToken, TokenNames, TokenTexts
+from ..samplers.base import Sampler, SampledToken, SamplingParams, TokenNames, TokenTexts
+from ..tokens.chat import TextStream
 from art_nb.serving.openai_requests import (
     CompletionRequest,
     ChatRequest,
@@ -147,12 +148,22 @@ class ChatFormatter:
 
     kind, chunk_kind, prefix, prompt_param = "chat.completion", "chat.completion.chunk", "chatcmpl", "messages"
 
-    def __init__(self, chat, request: ChatRequest, body: dict, texts: TokenTexts, sampler: Sampler | None = None):
-        self.sampler = sampler
+    def __init__(
+        self,
+        chat,
+        request: ChatRequest,
+        body: dict,
+        texts: TokenTexts,
+        sampler: Sampler | None = None,
+        given: dict | None = None,  # the message of a reply that is not sampled
+    ):
+        self.sampler, self.given = sampler, given
+        self.given_ids: list[int] = []  # its tokens, after `prompts`
+
         self.chat = chat.with_template(request.chat_template_kwargs) if request.chat_template_kwargs else chat
         self.request, self.texts, self.messages = request, choose_texts(texts, request), body["messages"]
         self.tools = None if request.tool_choice == "none" else body.get("tools") or None
-        self._must_call, self._call_prefix, self._streams = request.must_call(), "", {}
+        self._must_call, self._call_prefix, self._streams = given is None and request.must_call(), "", {}
         self._is_restricted = False  # whether the reply can only be one valid call
 
     @property
@@ -164,6 +175,9 @@ class ChatFormatter:
         """Return the IDs of the conversation, in a list with one element."""
         try:
             self._prompt = self.chat.prompt_ids(self.messages, self.tools)
+            if self.given is not None:
+                self.given_ids = self.chat.reply_ids(self.messages, self.given, self.tools)
+
         except ServeError:
             raise
         except Exception as error:  # a template is a program, and the client's data can cause any error in it
@@ -230,6 +244,9 @@ class ChatFormatter:
         extras = reply.extras()
         if self._must_call and reply.finish == "stop" and not message.get("tool_calls"):
             extras["warning"] = NOT_CALLED
+        if self.given is not None:
+            extras["given"] = True
+
         return extras
 
     def full_choice(self, reply: ChoiceInProgress) -> dict:
@@ -248,11 +265,25 @@ class ChatFormatter:
         delta, message, finish = self._end(reply)
         return self._choice(reply, {"delta": delta}, reply.unsent(), finish) | self._extras(reply, message)
 
+# %% ../../nbs/45_serving/30_openai_replies.ipynb #b108f7a1
+async def given_tokens(ids: Sequence[int], params: SamplingParams, tokenizer) -> AsyncGenerator[SampledToken]:
+    """Yield the tokens of a reply that is not sampled. Raise `RequestError` if it exceeds the request's limit."""
+    if len(ids) > params.max_tokens:
+        raise RequestError(
+            f"The given reply has {len(ids)} tokens, but its request permits only {params.max_tokens}: raise the "
+            "agent's token limit or the model's context length, or give a shorter reply."
+        )
+    text = TextStream(tokenizer)
+    for token in ids[:-1]:
+        yield SampledToken(token, 0.0, text.add(token))
+    yield SampledToken(ids[-1], 0.0, text.add(ids[-1]) + text.flush(), finish="stop")
+
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #dbea107b
 class TextFormatter:
     """Formatter of replies as text completions."""
 
     kind, chunk_kind, prefix, prompt_param = "text_completion", "text_completion", "cmpl", "prompt"
+    given_ids: Sequence[int] = ()
 
     def __init__(self, tokenizer, request: TextRequest, texts: TokenTexts, sampler: Sampler | None = None):
         self.tokenizer, self.request, self.texts = tokenizer, request, choose_texts(texts, request)

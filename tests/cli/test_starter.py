@@ -5,7 +5,6 @@ import inspect
 import json
 import os
 import pty
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +19,11 @@ from art_nb.cli.starter import StarterAnswers, check_base_model, read_answers, w
 from art_nb.cli.starter_tasks import SCORINGS, TASKS, scorings_of
 from art_nb.core.types import StoreError
 from art_nb.models.tiny import save_tiny_model
-from art_nb.rollouts.entries import call_texts
 
 ROOT = Path(__file__).parents[2]
 COMBINATIONS = [(task, reward) for task in TASKS for reward in scorings_of(TASKS[task])]
 ONE_STEP = "steps=1, groups_per_step=2, rollouts_per_group=2"
+MORE_TOKENS = 'LIMITS = {"max_tokens": 200}'  # the tokens of the tiny model are short
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,8 @@ async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, caps
     try:
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "code":
-                await execute("".join(cell["source"]).replace(TASKS[task].settings, one_step), names)
+                source = "".join(cell["source"]).replace(TASKS[task].settings, one_step)
+                await execute(source.replace("LIMITS = {}", MORE_TOKENS), names)
     finally:
         if "model" in names:
             await names["model"].backend().close()
@@ -100,34 +100,31 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
     assert f"python {file}" in capsys.readouterr().out
     settings, fewer = TASKS["agent"].settings, "steps=2, groups_per_step=2, rollouts_per_group=2"
     source = file.read_text()
-    assert settings in source and "of_tool[:40]" in source
-    file.write_text(source.replace(settings, fewer).replace("of_tool[:40]", "of_tool[:2]"))
+    for old, new in ((settings, fewer), ("scenarios[:40]", "scenarios[:2]"), ("LIMITS = {}", MORE_TOKENS)):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    file.write_text(source)
     result = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(shelves-001 step 2 against step") == 2
 
 
-@pytest.mark.usefixtures("import_agent")
-def test_an_agent_can_have_a_second_tool(tmp_path):
-    """The tools are in a dict of the agent: `call_tool` is the only function that knows it."""
+@pytest.mark.parametrize(
+    ("old", "new", "failure"),
+    [
+        ('("find_shelf", {"item": item})', '("find_shelf", {"thing": item})', "assert not any"),
+        ('{"item": item}), f"', '{"item": item}), "Wait.", f"', "sent 2 requests to the model, but 3 replies"),
+        ('f"They are on shelf {agent.find_shelf(item)}."', '"unknown"', "example.reward == 1"),
+        ("agent.answer, scenario", "str, scenario", "sent no request to a language model"),
+    ],
+)
+def test_the_test_of_an_agent_notices_wrong_scenarios(old, new, failure, tmp_path):
     write_starter(tmp_path / "train.py", StarterAnswers("agent", "environment"))
-    agent = (tmp_path / "shelf_agent.py").read_text()
-    (tmp_path / "shelf_agent.py").write_text(
-        f"{agent}\n\nFUNCTIONS = {{'shelf': find_shelf, 'row': lambda item: 'row 7'}}\n"
-    )
     source = (tmp_path / "train.py").read_text()
-    for old, new in (
-        ("getattr(agent, tool)(", "agent.FUNCTIONS[tool]("),
-        ('("find_shelf", ', '("shelf", '),
-        ("  # with a second tool: + questions(…)", " + questions(ITEMS, 'row', 'item', ('Which row has {}s?',), '{}')"),
-    ):
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    (tmp_path / "train.py").write_text(source)
-    names = runpy.run_path(str(tmp_path / "train.py"))
-    examples = [names["example"](scenario) for scenario in names["scenarios"]]
-    replies = {(*call_texts(t.messages()[2]), t.messages()[3]["content"]) for t in examples}
-    assert ('row({"item": "axe"})', "row 7") in replies and len(replies) == 2 * len(names["ITEMS"])
+    assert source.count(old) == 1
+    (tmp_path / "train.py").write_text(source.replace(old, new))
+    said = outcome_of(tmp_path, "-k", "rollout")
+    assert failure in said and "1 failed" in said, said
 
 
 def test_the_file_of_an_agent_is_not_overwritten(tmp_path):
