@@ -49,7 +49,7 @@ from art_nb.rollouts.trajectories import (
 from ..tokens.advantages import ALL_GREEDY, CALL_ADVICE, GREEDY_ADVICE, TIE, has_unused_tools, has_variance
 from ..tokens.rows import TokenRow, Turn, group_rows, read_turn
 from .diagnostics import CLIENT_ADVICE, SUCCESS_METRICS
-from .evaluation import print_backend_warnings, progress_label
+from .evaluation import print_backend_warnings, progress_label, wilson
 from .steps import endpoint_matcher, overrides_of, roll_out
 
 # %% ../../nbs/65_training/80_doctor.ipynb #13f6ab79
@@ -431,7 +431,7 @@ def success_advice(probe: Probe) -> str:
         "put the instruction into the user message" if has_system and not has_tools else "",
         ""
         if has_tools or is_restricted(probe)
-        else f"restrict replies of a fixed format in the request ({FORMAT_EXAMPLE})",
+        else f"restrict replies of a fixed format in chat.completions.create ({FORMAT_EXAMPLE})",
         "if the prompt contains sample replies, remove them (the model copies them)" if copies else "",
         _credit_advice(probe),
         "" if copies or has_tools else "add a few sample replies to the prompt",
@@ -452,6 +452,21 @@ def _first_replies(probe: Probe) -> str:
     return f" Replies: {', '.join(quotes)}." if quotes else ""
 
 
+def _temperature(probe: Probe) -> str:  # empty if it is unknown
+    values = (sampled_tokens(choice).temperature for choice in probe.choices)
+    known = [value for value in values if isinstance(value, (int, float))]
+    return f" Temperature: {' to '.join(f'{t:g}' for t in sorted({min(known), max(known)}))}." if known else ""
+
+
+_SUCCESS_RATE = 0.3
+
+
+def _uncertainty(better: int, total: int) -> str:  # empty if the interval does not contain the limit of the verdict
+    low, high = wilson(better, total)
+    interval = f"95 % interval: {100 * low:.0f} to {100 * high:.0f} %"
+    return f" This verdict may change with other rollouts ({interval})." if low < _SUCCESS_RATE < high else ""
+
+
 def check_success(probe: Probe) -> Check:
     """Check whether enough rollouts get more than the lowest reward."""
     rewards = [t.reward for t in probe.trajectories]
@@ -467,13 +482,15 @@ def check_success(probe: Probe) -> Check:
     if not better:
         finding = f"All rewards are {rewards[0]:.3g}, so they do not distinguish the replies."
         replies = repetition or _first_replies(probe)
-        return Check("success", "warn", f"{finding}{replies}{copied}", tools_advice(probe) or success_advice(probe))
+        finding += f"{replies}{copied}{_temperature(probe)}"
+        return Check("success", "warn", finding, tools_advice(probe) or success_advice(probe))
     finding = f"{_share(better, len(rewards))} trajectories got more than the lowest reward, {min(rewards):.3g}."
-    if better < 0.3 * len(rewards):
+    finding, uncertainty = finding + _temperature(probe), _uncertainty(better, len(rewards))
+    if better < _SUCCESS_RATE * len(rewards):
         advice = tools_advice(probe) or success_advice(probe)
         slow = "Below about 30 %, training starts slowly."
-        return Check("success", "warn", f"{finding} {slow}{repetition}{copied}", advice)
-    return Check("success", "ok", finding)
+        return Check("success", "warn", f"{finding} {slow}{uncertainty}{repetition}{copied}", advice)
+    return Check("success", "ok", f"{finding}{uncertainty}")
 
 # %% ../../nbs/65_training/80_doctor.ipynb #d0c70b02
 ZERO_ADVICE = (

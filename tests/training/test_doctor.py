@@ -100,6 +100,7 @@ async def test_a_healthy_rollout_passes_and_nothing_is_touched(home):
     # at most 3 tokens a reply, and now and then an early end
     assert re.search("4 x 2 rollouts would sample about (1[6-9]|2[0-4]) tokens in at most", found["cost"].finding)
     assert "of 128 that fit" in found["context"].finding
+    assert "lowest reward, 0. Temperature: 1." in found["success"].finding
     assert (await home.get_step(), files(home), events) == (0, before, [])
 
 
@@ -287,6 +288,7 @@ async def test_the_advice_about_success_depends_on_the_prompt_and_the_metrics(ho
     assert ("put the instruction into the user message" in found["success"].advice) == (role == "system")
     credit = f"(metrics that differ in groups with equal rewards: polite); ({4 if role == 'system' else 3}) add a few"
     assert credit in found["success"].advice
+    assert "in chat.completions.create (response_format" in found["success"].advice
     assert "Always 0: right" in found["metrics"].finding
 
 
@@ -423,9 +425,46 @@ def test_a_ratio_at_the_border():
     assert check_variance(failed).finding.endswith("no gradient. All rollouts of 1 other group failed.")
     assert check_success(probe(*[0] * 7, 1, 1, 1)).verdict == "ok"
     assert check_success(probe(*[0] * 8, 1, 1)).verdict == "warn"
-    assert check_success(probe(-1, -1, 0.5)).finding.endswith("-1.")
+    assert check_success(probe(-1, -1, 0.5)).finding == (
+        "1 of 3 (33%) trajectories got more than the lowest reward, -1. "
+        "This verdict may change with other rollouts (95 % interval: 6 to 79 %)."
+    )
     assert (check_rows(probe(0)), check_context(probe(0))) == (None, None)
     assert "8 x 8" in check_cost(probe(0)).finding
+
+
+@pytest.mark.parametrize(
+    ("better", "note"),
+    [
+        (1, ""),
+        (2, " This verdict may change with other rollouts (95 % interval: 3 to 36 %)."),
+        (8, " This verdict may change with other rollouts (95 % interval: 28 to 72 %)."),
+        (9, ""),
+    ],
+)
+def test_a_verdict_near_the_border_says_so(better, note):
+    group = art.TrajectoryGroup(art.Trajectory(messages_and_choices=[], reward=float(i < better)) for i in range(16))
+    finding = check_success(Probe(art.Model(name="m", project="p"), player(), [group], [], 2.0)).finding
+    slow = "" if better > 4 else " Below about 30 %, training starts slowly."
+    assert finding.partition(" trajectories ")[2] == f"got more than the lowest reward, 0.{slow}{note}"
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "note"),
+    [((None, None), ""), ((1, None), " Temperature: 1."), ((0.7, 0), " Temperature: 0 to 0.7.")],
+)
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_success_rate_names_the_temperature_if_it_is_known(temperatures, note, equal):
+    def rolled_out(i, temperature):
+        message = {"role": "assistant", "content": f"{i}"}
+        choice = Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message})
+        if temperature is not None:
+            choice.temperature = temperature
+        return art.Trajectory(messages_and_choices=[*QUESTION, choice], reward=0.0 if equal else float(i))
+
+    group = art.TrajectoryGroup(rolled_out(i, temperature) for i, temperature in enumerate(temperatures))
+    finding = check_success(Probe(art.Model(name="m", project="p"), player(), [group], [], 2.0)).finding
+    assert (note in finding) and ("Temperature" in finding) == bool(note)
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

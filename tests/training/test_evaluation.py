@@ -1,6 +1,7 @@
 """Intervals against independent sums, steps that do not mix, rollouts that fail."""
 
 import asyncio
+import functools
 import itertools
 import math
 import threading
@@ -16,6 +17,7 @@ import art_nb as art
 from art_nb.core.types import RolloutError
 from art_nb.training.evaluation import (
     Evaluation,
+    conversation_lines,
     difference_interval,
     evaluate,
     evaluate_steps,
@@ -210,6 +212,179 @@ def test_a_difference_of_proportions_has_their_interval():
     difference = after.difference(before)
     assert (difference.low, difference.high) == paired_interval([True, True, False, True], [False, False, False, True])
     assert difference.mean == 0.5
+
+
+# clusters
+
+
+def clustered_half_width(values, clusters):
+    """The formula of Miller, arXiv 2411.00640, as a double sum, with the correction for few clusters."""
+    n, mean, g = len(values), np.mean(values), len({*clusters})
+    within = sum(
+        (values[i] - mean) * (values[j] - mean)
+        for i, j in itertools.permutations(range(n), 2)
+        if clusters[i] == clusters[j]
+    )
+    variance = np.var(values) / n + within / n**2
+    return t95(g - 1) * math.sqrt(variance * g / (g - 1))
+
+
+@pytest.mark.parametrize("sizes", [(8,) * 6, (1, 5, 2, 9, 4), (3, 3)])
+def test_the_clustered_interval_is_that_of_the_published_formula(sizes):
+    generator = np.random.default_rng(sum(sizes))
+    clusters = [str(i) for i, size in enumerate(sizes) for _ in range(size)]
+    values = (generator.normal(size=len(sizes)).repeat(sizes) + generator.normal(size=len(clusters))).tolist()
+    half_width = clustered_half_width(values, clusters)
+    expected = np.mean(values) - half_width, np.mean(values) + half_width
+    order = generator.permutation(len(values))
+    mixed = [values[i] for i in order], [clusters[i] for i in order]
+    assert mean_interval(*mixed) == pytest.approx(expected) == difference_interval([(v, 0.0) for v in values], clusters)
+
+
+def test_clusters_of_one_value_change_nothing_and_equal_sizes_give_the_interval_of_their_means():
+    values = [0.2, 0.4, 0.3, 0.9, 0.7, 0.6]
+    assert mean_interval(values, "abcdef") == pytest.approx(mean_interval(values))
+    assert mean_interval(values, "aabbcc") == pytest.approx(mean_interval([0.3, 0.6, 0.65]))
+    assert mean_interval(values, "aaaaaa") == (-math.inf, math.inf)
+
+
+def test_the_clustered_interval_ends_at_0_and_1_only_if_the_values_do():
+    low, high = mean_interval([1.0] * 30 + [0.9, 0.5], ["a"] * 10 + ["b"] * 20 + ["c"] * 2)
+    assert 0 < low < 0.9 and high == 1
+    assert mean_interval([-1.0, 2.0, -1.2, 2.3], "aabb")[0] < 0.5 < mean_interval([-1.0, 2.0, -1.2, 2.3], "aabb")[1]
+    assert mean_interval([-1.0, 2.0, -4.0, 5.0, -3.0, 5.0], "aabbcc")[1] > 1
+    pairs = [(1.0, 0.0)] * 30 + [(0.0, 1.0)]
+    assert difference_interval(pairs, ["a"] * 10 + ["b"] * 20 + ["c"])[1] == 1
+
+
+def test_equal_clusters_have_the_interval_of_as_many_proportions():
+    clusters = [str(i // 10) for i in range(100)]
+    assert mean_interval([0.0] * 100, clusters) == wilson(0, 10)
+    assert mean_interval([0.1] * 7, "aabbbcc") == pytest.approx(wilson(0.3, 3))
+    equal = difference_interval([(1.0, 0.0)] * 100, clusters)
+    assert equal == pytest.approx(difference_interval([(1.0, 0.0)] * 10))
+
+
+def test_the_clustered_interval_covers_the_mean_of_all_clusters():
+    """Ten documents with ten questions each. The interval over questions covers the mean in 65 % of the samples."""
+    generator = np.random.default_rng(0)
+    rates = generator.beta(1, 1, size=(1000, 10, 1))
+    samples = (generator.random((1000, 10, 10)) < rates).reshape(1000, 100).astype(float).tolist()
+    clusters = [str(i // 10) for i in range(100)]
+    covered = [low <= 0.5 <= high for low, high in (mean_interval(sample, clusters) for sample in samples)]
+    assert 0.93 < np.mean(covered) < 0.97
+    assert np.mean([low <= 0.5 <= high for low, high in map(mean_interval, samples)]) < 0.75
+
+
+BRANCHES = [{"branch": branch, "question": q} for branch in ("Tower Street", "Harbor", "Mill Lane") for q in range(4)]
+
+
+async def opening_hours(model, scenario):
+    right = scenario["branch"] != "Tower Street" and (model.name == "later" or scenario["question"] > 0)
+    return trajectory(float(right), right=right)
+
+
+async def test_an_evaluation_with_clusters(tmp_path):
+    options = {"step": 0, "metric": "right", "log": False}
+    earlier, later = (art.Model(name=name, project="p") for name in ("earlier", "later"))
+    after = await evaluate(later, opening_hours, BRANCHES, cluster="branch", **options)
+    assert after.ci95() == mean_interval([0, 1, 1]) and after.ci95("reward") == after.ci95()
+    assert repr(after).endswith("n=12, 3 clusters)")
+    [same] = await evaluate_steps(
+        later, opening_hours, BRANCHES, [0], cluster=lambda scenario: scenario["branch"], metric="right", log=False
+    )
+    assert same.ci95() == after.ci95()
+    before = await evaluate(earlier, opening_hours, BRANCHES, **options)
+    assert before.ci95() == wilson(6, 12) and "cluster" not in repr(before)
+    for first, second, sign in ((after, before, 1), (before, after, -1)):  # one of them has clusters
+        difference = first.difference(second)
+        assert (difference.low, difference.high) == student_interval([0, 0.25 * sign, 0.25 * sign])
+        assert repr(difference).endswith("n=12, 3 clusters)")
+    before.cluster = "branch"
+    assert before.ci95() == mean_interval([0, 0.75, 0.75])
+
+
+async def test_an_invalid_cluster_raises_before_the_rollouts_start():
+    async def rollout(model, scenario):
+        raise AssertionError("started")
+
+    for scenarios in (BRANCHES, ["a", "b"]):
+        with pytest.raises(RolloutError, match="Invalid `cluster='town'`: a scenario does not have this key"):
+            await evaluate(art.Model(name="m", project="p"), rollout, scenarios, cluster="town", log=False)
+    with pytest.raises(RolloutError, match="needs `scenarios`"):
+        evaluation(0.0, 1.0, cluster="branch").ci95()
+    assert evaluation(0.0, 1.0, 1.0, 1.0, scenarios=["ax", "ay", "bx", "by"], cluster=0).ci95() == mean_interval(
+        [0.5, 1.0]
+    )
+
+
+# the lowest values
+
+
+async def test_the_text_of_the_worst_names_their_clusters(tmp_path):
+    async def rollout(model, scenario):
+        return trajectory(float(scenario["branch"] != "Tower Street" and scenario["question"] > 0))
+
+    found = await evaluate(art.Model(name="m", project="p"), rollout, BRANCHES, cluster="branch", log=False)
+    assert found.worst_text(1).splitlines()[0] == (
+        "6 of 12 have the lowest value, 0. Most frequent: branch='Tower Street' (4 of 4)."
+    )
+    found.cluster = lambda scenario: scenario["question"]
+    assert found.worst_text(1).startswith("6 of 12 have the lowest value, 0. Most frequent: 0 (3 of 3).")
+    found.cluster = None  # all scenarios differ
+    assert found.worst_text(1).startswith("reward 0:")
+
+
+def test_the_text_of_the_worst_names_repeated_scenarios_at_most_three():
+    scenarios = [f"problem \x1b {'x' * 90 if i == 0 else i}" for i in range(5)] * 2
+    rewards = [0.0, 0.0, 0.0, 0.0, 0.5] * 2
+    first = evaluation(*rewards, scenarios=scenarios).worst_text(1).splitlines()[0]
+    assert first.startswith("8 of 10 have the lowest value, 0. Most frequent: 'problem \\x1b xxx")
+    assert first.count("(2 of 2)") == 3 and "x… (2 of 2), 'problem \\x1b 1' (2 of 2)" in first
+
+
+@pytest.mark.parametrize(
+    ("rewards", "scenarios"),
+    [
+        ([0, 0, 1, 1], "abcd"),  # no scenario has several
+        ([0, 1, 2, 2], "aabb"),  # a single lowest value
+        ([0, 0, 0, 0], "aabb"),  # all values are equal
+        ([0, 0, 1, 1], "aaaa"),  # a single scenario
+        ([math.nan, math.nan, math.nan, math.nan], "aabb"),
+        ([0, 0, 1, 1], None),
+    ],
+)
+def test_the_text_of_the_worst_has_no_first_line_without_information(rewards, scenarios):
+    found = evaluation(*rewards, scenarios=scenarios and [*scenarios])
+    assert found.worst_text(1).startswith("reward ")
+
+
+def test_a_long_message_keeps_its_beginning_and_end():
+    text = "".join(f"{i:04d}" for i in range(75)) + "\x1b"
+    long = art.Trajectory(messages_and_choices=[{"role": "user", "content": text}])
+    assert conversation_lines(long) == [f"  user: {text[:150]!r}".removesuffix("'") + "…" + repr(text[-150:])[1:]]
+    found = Evaluation("m", 0, [long])
+    assert found.worst_text(width=301).splitlines()[1] == f"  user: {text!r}"
+    assert found.worst_text(width=8).splitlines()[1] == "  user: '0000…074\\x1b'"
+
+
+def test_a_difference_names_the_rollout_functions_if_they_differ():
+    first, second = evaluation(1.0, 0.0), evaluation(1.0, 1.0)
+    assert first.difference(second).title == "m step 0 against step 0"
+    first.rollout_name = "rollout_2"
+    assert first.difference(second).title == "m step 0 against step 0"  # the other one is unknown
+    second.rollout_name = "rollout"
+    assert first.difference(second).title == "m step 0 (rollout_2) against step 0 (rollout)"
+    second.rollout_name = "rollout_2"
+    assert first.difference(second).title == "m step 0 against step 0"
+
+
+async def test_an_evaluation_knows_the_name_of_its_rollout_function():
+    found = [
+        await evaluate(art.Model(name="m", project="p"), function, [1], log=False)
+        for function in (broken, functools.partial(broken))
+    ]
+    assert [one.rollout_name for one in found] == ["broken", ""]
 
 
 def test_what_too_few_values_tell():
