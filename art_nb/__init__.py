@@ -83,7 +83,7 @@ Modules:
 - `art_nb.views.conversation`: Messages and token texts of a conversation as JSON for the viewer
 - `art_nb.views.curation`: Conversations with their marks, near-duplicates and personal data: selections, splits and training data
 - `art_nb.views.duplicates`: Groups of conversations that are nearly the same, by MinHash
-- `art_nb.views.failures`: What went wrong in the rollouts of a run: exceptions, truncated replies, missing and invalid tool calls, groups without signal
+- `art_nb.views.failures`: What went wrong in the rollouts of a run: exceptions, truncated replies, missing and invalid tool calls, tool errors, groups without signal
 - `art_nb.views.index`: The index of rollouts: loading, filters, sort orders, search and links
 - `art_nb.views.marks`: Marks, tags and corrections of conversations, in journals that several people can write
 - `art_nb.views.personal_data`: A check of texts for personal data by patterns: addresses, numbers and keys

@@ -112,8 +112,8 @@ function build(root, wire, model) {
     example.node,
   );
 
-  /** @param {any} failure @param {any} kind @param {string[]} labels */
-  const row = (failure, kind, labels) =>
+  /** @param {any} failure @param {number[]} ofSteps @param {string[]} labels */
+  const row = (failure, ofSteps, labels) =>
     h(
       "li",
       h(
@@ -121,19 +121,24 @@ function build(root, wire, model) {
         { "data-failure": failure.number, title: "Open an example (Enter)", onclick: () => example.show(failure) },
         h("span.f-title.text", marked(failure.title), failure.advice ? h("span.f-advice", failure.advice) : null),
         h("span.num", plural(failure.rollouts, "rollout")),
-        h("span.num.muted", percent(failure.rollouts, kind.of)),
-        stepBars(failure, kind.of_steps, labels),
+        h("span.num.muted", percent(failure.rollouts, failure.of)),
+        stepBars(failure, ofSteps, labels),
       ),
     );
 
-  /** @param {any} kind @param {string[]} labels */
-  const section = (kind, labels) =>
+  /** @param {any} kind @param {any} reply */
+  const section = (kind, { steps: labels, evaluation_steps: evaluationSteps }) =>
     h(
       "section.f-kind",
       { label: kind.title },
       h(
         "div.f-head",
-        h("span.f-title", h("h3.f-name", kind.title), muted(kind.meaning + (kind.outside && ` (${kind.outside})`))),
+        h(
+          "span.f-title",
+          h("h3.f-name", kind.title),
+          muted(kind.meaning + (kind.outside && ` Also ${kind.outside}.`)),
+          kind.advice ? h("span.f-advice", kind.advice) : null,
+        ),
         h(
           "span.num",
           h("strong", kind.kind === "no_signal" ? plural(kind.groups, "group") : plural(kind.rollouts, "rollout")),
@@ -147,7 +152,7 @@ function build(root, wire, model) {
       kind.failures.length
         ? h(
             "ul.f-list",
-            kind.failures.map((failure) => row(failure, kind, labels)),
+            kind.failures.map((failure) => row(failure, failure.evaluated ? evaluationSteps : kind.of_steps, labels)),
           )
         : null,
       kind.more ? h("div.f-more.muted", `${plural(kind.more, "rarer failure")} not listed`) : null,
@@ -164,7 +169,7 @@ function build(root, wire, model) {
     if (reply.lost.length) app.notify(`Could not read: ${reply.lost.join("; ")}`);
     fill(
       list,
-      reply.kinds.map((kind) => section(kind, reply.steps)),
+      reply.kinds.map((kind) => section(kind, reply)),
     );
     if (focused !== undefined) list.querySelector(`[data-failure="${focused}"]`)?.focus();
   }

@@ -6,7 +6,6 @@
 __all__ = ['FailuresPanel', 'failures']
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #9b98e747
-from collections.abc import Mapping
 from typing import Any
 
 from ..core.jsonable import one_line, quantity
@@ -17,11 +16,6 @@ from ..views.failures import FailureScan, failure_rows_reply, failures_reply, un
 from ..views.step_table import preview
 
 # %% ../../nbs/85_panels/45_failures_panel.ipynb #b20acc72
-def _share(kind: Mapping[str, Any]) -> float:
-    unit, total = unit_of(kind)
-    return kind[f"{unit}s"] / max(1, total)
-
-
 class FailuresPanel(RolloutViewer):
     """The failures of rollouts: counts by kind and step, and examples."""
 
@@ -30,33 +24,36 @@ class FailuresPanel(RolloutViewer):
     def __init__(
         self,
         what: Any,  # rollouts: anything that `open_rollouts` accepts
+        all_evaluations: bool = False,  # whether to count all evaluations instead of the newest one of each split
         **traits: Any,
     ):
         super().__init__(what, **traits)
         self.key = f"failures-{self.key}"  # the viewer of the same run stays open
-        self.scan = FailureScan(self.rollout_index)
+        self.scan = FailureScan(self.rollout_index, all_evaluations)
 
     def html(self) -> str:
         """Return the static form."""
         from art_nb.reports.static_failures import static_failures
 
-        return static_failures(self.what)
+        return static_failures(self.what, all_evaluations=self.scan.all_evaluations)
 
     def __repr__(self) -> str:
         return "FailuresPanel: a notebook displays it. Elsewhere, print(panel) shows the counts of all failures."
 
     def __str__(self) -> str:
-        """Return the counts of all failures, with an example of each. All steps are read."""
+        """Return the counts of all failures, with an example of each and advice. All steps are read."""
         while not self.scan.read(10.0):
             pass
         reply, _ = failures_reply(self.scan)
         lines = [f"Failures of {reply['title']}: {reply['total']}"]
-        for kind in sorted(reply["kinds"], key=_share, reverse=True):
+        for kind in reply["kinds"]:
             unit, total = unit_of(kind)
             counts = f"{kind['title']}: {kind[f'{unit}s']} of {quantity(total, unit)}"
             lines.append(", ".join(filter(None, [counts, kind["outside"]])))
             for failure in kind["failures"][:3]:
                 lines.append(f"    {failure['title']}: {failure[f'{unit}s']}, {self._example(failure['example'])}")
+            advice = kind["advice"] or next((failure["advice"] for failure in kind["failures"]), "")
+            lines += [f"    What to do: {advice}"] if advice else []
         return "\n".join(lines)
 
     def _example(self, row: int) -> str:
@@ -77,13 +74,18 @@ class FailuresPanel(RolloutViewer):
         return failure_rows_reply(self.scan, failure, first)
 
 
-def failures(what: Any) -> FailuresPanel:
-    """Open the failures of a run: exceptions, truncated replies, missing or invalid tool calls, groups without signal.
+def failures(what: Any, all_evaluations: bool = False) -> FailuresPanel:
+    """Open the failures of a run: exceptions, tool errors, truncated replies, groups without signal and others.
+
+    The kinds of failure with the largest share of the training rollouts come first. A tool error is a result of a tool
+    that is a JSON object with an "error", or that begins with "error" or with the name of an error.
 
     Parameters
     ----------
     what : Run, RunStore, str, Path, TrajectoryGroup or list of TrajectoryGroup
         The rollouts. A path is the directory of a run, or a file of rollouts.
+    all_evaluations : bool, default False
+        Whether to count all evaluations. By default, only the newest evaluation of each split is counted.
 
     Returns
     -------
@@ -96,4 +98,4 @@ def failures(what: Any) -> FailuresPanel:
     StoreError
         If the path cannot be read, or if the directory contains several runs.
     """
-    return FailuresPanel(what)
+    return FailuresPanel(what, all_evaluations)

@@ -42,21 +42,21 @@ def _kind(scan: FailureScan, kind: dict[str, Any], labels: list[str], level: Det
     count = kind[f"{unit}s"]
     total = ", ".join(filter(None, [f"{quantity(count, unit)} ({share_text(count, of)})", kind["outside"]]))
     heading = tag("div", tag("b", kind["title"]), f" · {total}")
-    if not kind["rollouts"]:
+    if not kind["failures"]:
         return tag("div", tag("b", kind["title"]), " · none")
     shown = kind["failures"][: level.lines]
     rows = [
-        [f["title"], f["rollouts"], share_text(f["rollouts"], kind["of"]), _steps_text(f["steps"], labels)]
-        for f in shown
+        [f["title"], f["rollouts"], share_text(f["rollouts"], f["of"]), _steps_text(f["steps"], labels)] for f in shown
     ]
     more = kind["more"] + len(kind["failures"]) - len(shown)
     rest = [tag("p", tag("i", f"{more} rarer failures are not listed"))] if more else []
     lines = table(["failure", "rollouts", "share", "steps"], rows)
     examples = (_example(scan, failure, level) for failure in shown[: level.rollouts])
-    return tag("div", heading, tag("div", kind["meaning"]), lines, *rest, *examples, style="margin:10px 0px")
+    advice = [tag("div", tag("b", "What to do: "), with_code(kind["advice"]))] if kind["advice"] else []
+    return tag("div", heading, tag("div", kind["meaning"]), *advice, lines, *rest, *examples, style="margin:10px 0px")
 
 
-def static_failures(x: Any, limit: int = LIMIT) -> Html:
+def static_failures(x: Any, limit: int = LIMIT, all_evaluations: bool = False) -> Html:
     """Return the failures of rollouts as static HTML.
 
     Parameters
@@ -65,13 +65,15 @@ def static_failures(x: Any, limit: int = LIMIT) -> Html:
         The rollouts. A string is the path of a run.
     limit : int, default 150,000
         Maximum size in bytes.
+    all_evaluations : bool, default False
+        Whether to count all evaluations instead of the newest one of each split.
 
     Returns
     -------
     Html
         Markup without scripts, style sheets or links.
     """
-    scan = FailureScan(open_rollouts(x))
+    scan = FailureScan(open_rollouts(x), all_evaluations)
     while not scan.read(10.0):
         pass
     reply, _ = failures_reply(scan)

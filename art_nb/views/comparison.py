@@ -229,12 +229,12 @@ def shared_scenarios(index: MergedIndex) -> list[dict[str, Any]]:
         "scenario", "split", "spread" (largest minus smallest mean reward), and "groups". For each run, "groups" has the
         "group", its "step", "mean" reward and number of finished "rollouts", or None if the run lacks the scenario.
     """
-    runs, latest = [*index.stores], {}
+    runs, latest, evaluation = [*index.stores], {}, ("val", "evaluation")  # the group of `art.evaluate`
     for part in index.parts:
         run, _, split = part.split.rpartition(" · ")
         for position, name in enumerate(part.names):
             key = split, name
-            if name and part.step >= latest.get(key, {}).get(run, (-1,))[0]:
+            if name and key != evaluation and part.step >= latest.get(key, {}).get(run, (-1,))[0]:
                 latest.setdefault(key, {})[run] = part.step, part, position
     rows = []
     for (split, name), places in latest.items():

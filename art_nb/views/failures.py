@@ -1,4 +1,4 @@
-"""What went wrong in the rollouts of a run: exceptions, truncated replies, missing and invalid tool calls, groups without signal
+"""What went wrong in the rollouts of a run: exceptions, truncated replies, missing and invalid tool calls, tool errors, groups without signal
 
 ## Guarantees
 
@@ -9,8 +9,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'MAX_MESSAGE_CHARS', 'REASONS', 'MAX_LISTED', 'MAX_BINS', 'MAX_ROWS_PAGE', 'FailureKind', 'message_pattern',
-           'value_fault', 'call_fault', 'call_faults', 'training_fault', 'failures_of_part', 'Failure', 'FailureScan',
-           'failures_reply', 'unit_of', 'failure_rows_reply']
+           'value_fault', 'call_fault', 'call_faults', 'tool_error', 'training_fault', 'failures_of_part', 'Failure',
+           'FailureScan', 'failures_reply', 'unit_of', 'share_of', 'failure_rows_reply']
 
 # %% ../../nbs/75_views/80_failures.ipynb #fe0f10d7
 import json
@@ -38,18 +38,48 @@ class FailureKind:
 
     title: str
     meaning: str
+    advice: str
     trained_only: bool = False  # only rollouts of the training split count
 
 
 KINDS = {
-    "exception": FailureKind("Exceptions", "The rollout raised an error and has no reward."),
-    "truncated": FailureKind("Truncated replies", "A reply ended at the token limit."),
-    "no_call": FailureKind(
-        "Rollouts without a tool call", "No reply calls one of the tools. This can be correct if they are optional."
+    "exception": FailureKind(
+        "Exceptions",
+        "The rollout raised an error and has no reward.",
+        "Read the traceback of an example. If the model caused the error, catch it and give a low reward.",
     ),
-    "invalid_call": FailureKind("Invalid tool calls", "A call does not match the tools of the rollout."),
-    "no_signal": FailureKind("Groups without signal", "The rewards of the group are equal: no gradient.", True),
-    "untrainable": FailureKind("Rollouts that cannot be trained", "No reply has the data that training needs.", True),
+    "untrainable": FailureKind(
+        "Rollouts that cannot be trained", "No reply has the data that training needs.", "", True
+    ),
+    "no_signal": FailureKind(
+        "Groups without signal",
+        "The rewards of the group are equal: no gradient.",
+        "Read the replies of a group. If all are bad, use easier scenarios or give partial credit. "
+        "If all are good, use harder scenarios.",
+        True,
+    ),
+    "tool_error": FailureKind(
+        "Tool errors",
+        "A tool returned an error.",
+        "Read the call before the error. If it is right, fix the tool. Otherwise, explain the arguments in the tool's "
+        "description, or train on example calls.",
+    ),
+    "invalid_call": FailureKind(
+        "Invalid tool calls",
+        "A call does not match the tools of the rollout.",
+        "Return the fault as the tool's result, so that the model can correct it, or train on example calls.",
+    ),
+    "no_call": FailureKind(
+        "Rollouts without a tool call",
+        "No reply calls one of the tools. This can be correct if they are optional.",
+        'If the tools are needed, train on example calls, or set tool_choice="required" in the first request.',
+    ),
+    "truncated": FailureKind(
+        "Truncated replies",
+        "A reply ended at the token limit.",
+        "Read the beginning of a reply. If it is good, increase max_completion_tokens. Otherwise, the limit is not the "
+        "cause.",
+    ),
 }
 
 # %% ../../nbs/75_views/80_failures.ipynb #9ac5e5ab
@@ -125,6 +155,23 @@ def call_faults(facts: RolloutFacts) -> set[str]:
         faults.add("the reply contains a call that could not be read")
     return faults - {""}
 
+# %% ../../nbs/75_views/80_failures.ipynb #87042d83
+_ERROR_TEXT = re.compile(r"(an )?[a-z_]*error\b", re.IGNORECASE)
+
+
+def tool_error(
+    result: str,  # text of a message with the role "tool"
+) -> str:  # "" if it is not an error
+    """Return the error in the result of a tool, on one line and without the values that vary."""
+    result = result.strip()
+    if result.startswith("{") and '"error"' in result:
+        try:
+            error = json.loads(result).get("error")
+        except (ValueError, RecursionError):  # not JSON
+            return ""
+        return message_pattern(error if isinstance(error, str) else json.dumps(error)) if error else ""
+    return message_pattern(result) if _ERROR_TEXT.match(result) else ""
+
 # %% ../../nbs/75_views/80_failures.ipynb #7a1ffc8a
 _REASONS = tuple(text.partition(": ")[::2] for _, text in signal_checks(None, False, ""))
 REASONS = {reason: advice for reason, advice in _REASONS[:4]}  # the checks that concern a single rollout
@@ -176,6 +223,7 @@ def _of_facts(part: StepTable) -> Iterator[tuple[str, str, int]]:
         if facts.tools and facts.replies and not any(map(_has_call, facts.replies)):
             yield "no_call", f"no call of {one_line(', '.join(facts.tools), 140)}", row
         yield from (("invalid_call", one_line(fault, 160), row) for fault in call_faults(facts))
+        yield from (("tool_error", error, row) for error in {*map(tool_error, facts.results)} - {""})
         reason = training_fault(facts) if part.split == "train" else ""
         if reason is None or reason:
             yield "unknown" if reason is None else "untrainable", reason or "", row
@@ -203,12 +251,26 @@ class FailureScan:
     ----------
     index : RolloutIndex
         The rollouts. Their steps are loaded when they are read.
+    all_evaluations : bool
+        Whether to count all evaluations instead of the newest one of each split.
     """
 
-    def __init__(self, index: RolloutIndex):
-        self.index, self.failures, self.unread = index, [], []
-        self._lock, self._parts, self._version, self.unknown = threading.RLock(), 0, index.version, 0
+    def __init__(self, index: RolloutIndex, all_evaluations: bool = False):
+        self.index, self.all_evaluations, self._lock = index, all_evaluations, threading.RLock()
+        self._start()
+
+    def _start(self) -> None:
+        self.failures, self.unread, self.unknown = [], [], 0
         self._by_title: dict[tuple[str, str], Failure] = {}
+        self._parts, self._source = 0, self._state()
+
+    def _state(self) -> tuple[int, dict[str, int]]:  # version of the index, and the newest step of each evaluation
+        places = sorted([*self.index.steps(), *self.index.lost], key=lambda place: place[1])
+        return self.index.version, {split: step for split, step in places if split != "train"}
+
+    def is_counted(self, part: StepTable) -> bool:
+        """Return whether the rollouts of a part of a step are counted."""
+        return part.split == "train" or self.all_evaluations or part.step == self._source[1].get(part.split)
 
     def read(self, limit_s: float = 0.2) -> bool:  # True if everything is read
         """Read more steps. At least one is read.
@@ -220,7 +282,8 @@ class FailureScan:
         """
         end = time.perf_counter() + limit_s
         with self._lock:
-            self._restart_if_changed()
+            if self._source != self._state():
+                self._start()
             while True:
                 is_loaded = self.index.load(0) if self._parts == len(self.index.parts) else not self.index.waiting
                 if self._parts == len(self.index.parts):
@@ -232,12 +295,9 @@ class FailureScan:
                 if time.perf_counter() > end:
                     return self._parts == len(self.index.parts) and not self.index.waiting
 
-    def _restart_if_changed(self) -> None:
-        if self._version != self.index.version:
-            self.failures, self.unread, self._by_title = [], [], {}
-            self._parts, self.unknown, self._version = 0, 0, self.index.version
-
     def _read_part(self, part: StepTable) -> None:
+        if not self.is_counted(part):
+            return
         first = int(part.table["id"][0]) if len(part.table) else 0
         try:
             entries = [*failures_of_part(part)]
@@ -272,53 +332,83 @@ MAX_BINS = 40  # steps, or ranges of steps
 MAX_ROWS_PAGE = 200
 
 
-def _bins(steps: np.ndarray) -> tuple[np.ndarray, list[str]]:  # bin of each step, and the labels of the bins
-    known = np.unique(steps)
+def _bins(steps: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, list[str]]:  # of each row; labels of the bins
+    known = np.unique(steps[counted])
     pieces = np.array_split(known, min(MAX_BINS, len(known))) if len(known) else []
     labels = [f"{piece[0]}" if len(piece) == 1 else f"{piece[0]} to {piece[-1]}" for piece in pieces]
     bin_of = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
-    return bin_of[np.searchsorted(known, steps)], labels
+    return np.append(bin_of, 0)[np.searchsorted(known, steps)], labels
 
 
-def _counts(table: np.ndarray, bins: np.ndarray, count: int, rows: list[int]) -> dict[str, Any]:
-    rows_R = np.unique(np.array(rows, dtype=np.int64))
-    return {
-        "rollouts": len(rows_R),
-        "groups": len(np.unique(table["group"][rows_R])),
-        "steps": np.bincount(bins[rows_R], minlength=count).tolist(),
-    }
+@dataclass(slots=True, frozen=True)
+class _Rows:
+    """The loaded rows of an index, and which of them are counted."""
+
+    group: np.ndarray
+    trained: np.ndarray  # bool [n]
+    evaluated: np.ndarray  # bool [n], in the evaluations that are counted
+    bins: np.ndarray  # of their steps
+    labels: list[str]  # of the bins
+    evaluation: str  # which evaluations are counted
+
+    @property
+    def base(self) -> np.ndarray:
+        """The rows to which the shares are relative."""
+        return self.trained if self.trained.any() else self.evaluated
+
+    def steps(self, selected: np.ndarray) -> list[int]:
+        """Return how many of some rows are in each bin."""
+        return np.bincount(self.bins[selected], minlength=len(self.labels)).tolist()
+
+    def counts(self, selected: np.ndarray) -> dict[str, Any]:
+        """Return the number of some rows, of their groups, and of the rows in each bin."""
+        groups = len(np.unique(self.group[selected]))
+        return {"rollouts": len(selected), "groups": groups, "steps": self.steps(selected)}
 
 
-def _outside_text(is_trained: np.ndarray) -> str:  # of some rollouts
-    others = int((~is_trained).sum())
-    return f"{'all' if others == len(is_trained) else others} in evaluations" if others else ""
+def _rows_of(scan: FailureScan) -> _Rows:
+    with scan.index._lock:  # another thread may load steps
+        table, parts = scan.index.table, [*scan.index.parts]
+    sizes = [len(part.table) for part in parts]
+    trained = np.repeat(np.array([part.split == "train" for part in parts], bool), sizes)
+    counted = np.repeat(np.array([scan.is_counted(part) for part in parts], bool), sizes)
+    evaluations = {(part.split, part.step) for part in parts if part.split != "train" and scan.is_counted(part)}
+    several = "all evaluations" if scan.all_evaluations else "the newest evaluations"
+    text = f"the evaluation of step {max(evaluations)[1]}" if len(evaluations) == 1 else several
+    return _Rows(table["group"], trained, counted & ~trained, *_bins(table["step"], counted), text)
 
 
-def _total_text(is_trained: np.ndarray) -> str:
-    return ", ".join(filter(None, [quantity(len(is_trained), "rollout"), _outside_text(is_trained)]))
+def _total_text(rows: _Rows) -> str:
+    trained, evaluated = int(rows.trained.sum()), int(rows.evaluated.sum())
+    left_out = len(rows.group) - trained - evaluated
+    texts = []
+    if trained or not evaluated:
+        texts.append(quantity(trained, "rollout") + (" in training" if evaluated or left_out else ""))
+    if evaluated:
+        texts.append(f"{evaluated if trained else quantity(evaluated, 'rollout')} in {rows.evaluation}")
+    total = ", ".join(texts)
+    return f"{total}. Left out: {left_out} of earlier evaluations (all_evaluations=True)" if left_out else total
 
-
+# %% ../../nbs/75_views/80_failures.ipynb #c8471c1e
 def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
     """Read more steps, and return the counts of all failures so far."""
     with scan._lock:
         done = scan.read(limit_s)
-        table = scan.index.table
-        bins, labels = _bins(table["step"])
-        trained = [np.full(len(part.table), part.split == "train") for part in scan.index.parts]
-        is_trained = np.concatenate([np.zeros(0, bool), *trained])
-        kinds = [_kind_reply(scan, name, table, (bins, len(labels)), is_trained) for name in KINDS]
+        rows = _rows_of(scan)
+        kinds = [_kind_reply(scan, name, rows) for name in KINDS]
         lost = [f"step {step} of {split}: {why}" for (split, step), why in scan.index.lost.items()]
         return {
             "title": utf8_text(scan.index.title),
             "done": done,
-            "version": scan._version,
-            "rollouts": len(table),
-            "total": _total_text(is_trained),
+            "version": scan.index.version,
+            "rollouts": int(rows.trained.sum() + rows.evaluated.sum()),
+            "total": _total_text(rows),
             "groups": scan.index.groups,
             "unknown": scan.unknown,
             "lost": [utf8_text(text, 200) for text in (lost + scan.unread)[:5]],
-            "steps": labels,
-            "kinds": kinds,
+            "steps": rows.labels,
+            "evaluation_steps": rows.steps(np.flatnonzero(rows.evaluated)),  # rollouts, not failures
+            "kinds": sorted(kinds, key=lambda kind: (-share_of(kind), -kind["evaluated"])),
         }, []
 
 # %% ../../nbs/75_views/80_failures.ipynb #f84e6b20
@@ -327,33 +417,43 @@ def unit_of(kind: Mapping[str, Any]) -> tuple[str, int]:
     return ("group", kind["of_groups"]) if kind["kind"] == "no_signal" else ("rollout", kind["of"])
 
 
-def _kind_reply(
-    scan: FailureScan, name: str, table: np.ndarray, bins: tuple[np.ndarray, int], is_trained: np.ndarray
-) -> dict[str, Any]:
+def share_of(kind: Mapping[str, Any]) -> float:
+    """Return the share of the groups or rollouts that have a kind of failure."""
+    unit, total = unit_of(kind)
+    return kind[f"{unit}s"] / max(1, total)
+
+
+def _kind_reply(scan: FailureScan, name: str, rows: _Rows) -> dict[str, Any]:
     kind, all_numbers = KINDS[name], [n for n, failure in enumerate(scan.failures) if failure.kind == name]
     numbers = sorted(all_numbers, key=lambda n: -len(scan.failures[n].rows))[:MAX_LISTED]
-    base = is_trained if kind.trained_only else np.ones(len(table), bool)
-    rows = [row for n in all_numbers for row in scan.failures[n].rows]
+    base = rows.trained if kind.trained_only else rows.base
+    failed = np.unique(np.array([row for n in all_numbers for row in scan.failures[n].rows], dtype=np.int64))
+    evaluated = int(rows.evaluated[failed].sum())
+    is_split = rows.trained.any() and rows.evaluated.any() and not kind.trained_only and len(failed)
     return {
         "kind": name,
         "title": kind.title,
         "meaning": kind.meaning,
+        "advice": kind.advice if len(failed) else "",
         "of": int(base.sum()),
-        "of_groups": len(np.unique(table["group"][base])),
-        "of_steps": np.bincount(bins[0][base], minlength=bins[1]).tolist(),
+        "of_groups": len(np.unique(rows.group[base])),
+        "of_steps": rows.steps(np.flatnonzero(base)),
         "more": len(all_numbers) - len(numbers),
-        "outside": _outside_text(is_trained[np.unique(np.array(rows, dtype=np.int64))]),
-        **_counts(table, *bins, rows),
-        "failures": [_failure_reply(scan, n, table, bins) for n in numbers],
+        "evaluated": evaluated,
+        "outside": f"{evaluated} of {int(rows.evaluated.sum())} in {rows.evaluation}" if is_split else "",
+        **rows.counts(failed[base[failed]]),
+        "failures": [_failure_reply(scan, n, rows) for n in numbers],
     }
 
 
-def _failure_reply(scan: FailureScan, number: int, table: np.ndarray, bins: tuple[np.ndarray, int]) -> dict[str, Any]:
+def _failure_reply(scan: FailureScan, number: int, rows: _Rows) -> dict[str, Any]:
     failure = scan.failures[number]
-    counts = _counts(table, *bins, failure.rows)
+    counts = rows.counts(np.unique(np.array(failure.rows, dtype=np.int64)))
+    is_evaluated = bool(rows.evaluated[failure.rows[0]])
+    of = int((rows.evaluated if is_evaluated else rows.trained).sum())
     advice = REASONS.get(failure.title, "") if failure.kind == "untrainable" else ""
     texts = {"title": utf8_text(failure.title), "advice": advice.format(n=counts["rollouts"])}
-    return {"number": number, "example": failure.rows[0], **texts, **counts}
+    return {"number": number, "example": failure.rows[0], "of": of, "evaluated": is_evaluated, **texts, **counts}
 
 # %% ../../nbs/75_views/80_failures.ipynb #91009e24
 def failure_rows_reply(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from support.ui import HOSTILE, axe_faults, calm, waits
@@ -87,10 +88,120 @@ def test_failures_of_an_evaluation_name_their_split(tmp_path):
     for split, errors in (("train", 1), ("val", 2)):
         store.write_groups(split, 1, [art.TrajectoryGroup([art.Trajectory(), *[ValueError("full")] * errors])])
     text = str(art.failures(store))
-    assert ": 5 rollouts, 3 in evaluations\n" in text
-    assert "Exceptions: 3 of 5 rollouts, 2 in evaluations\n" in text
+    assert ": 2 rollouts in training, 3 in the evaluation of step 1\n" in text
+    assert "Exceptions: 1 of 2 rollouts, 2 of 3 in the evaluation of step 1\n" in text
+    assert "Truncated replies: 0 of 2 rollouts" in text.splitlines()  # without failures, there is one count
     assert "    ValueError: full (val): 2, for example in step 1 of val\n" in text
     assert "    ValueError: full: 1, for example in step 1 of train\n" in text
+
+
+def failed(text, count):
+    """A group with one finished rollout and failed ones."""
+    return art.TrajectoryGroup([art.Trajectory(), *[ValueError(text)] * count])
+
+
+def test_of_the_evaluations_only_the_newest_one_counts(tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    store.write_groups("val", 0, [failed("full", 9)])
+    panel = FailuresPanel(store)
+    assert "Exceptions: 9 of 10 rollouts\n" in str(panel)  # without training, the shares are those of the evaluation
+    store.write_groups("train", 1, [failed("full", 1)])
+    store.write_groups("val", 1, [failed("full", 3)])
+    panel.refresh()
+    left_out = "Left out: 10 of earlier evaluations (all_evaluations=True)"
+    for text in (str(panel), str(art.failures(store))):
+        assert f": 2 rollouts in training, 4 in the evaluation of step 1. {left_out}\n" in text
+        assert "Exceptions: 1 of 2 rollouts, 3 of 4 in the evaluation of step 1\n" in text
+        assert "    ValueError: full (val): 3, for example in step 1 of val\n" in text
+    reply = panel.failures()[0]
+    assert reply["steps"] == ["1"] and reply["evaluation_steps"] == [4] and reply["rollouts"] == 6
+    assert left_out in panel.html() and "3 of 4 in the evaluation of step 1" in panel.html()
+    text = str(art.failures(store, all_evaluations=True))
+    assert ": 2 rollouts in training, 14 in all evaluations\n" in text
+    assert "Exceptions: 1 of 2 rollouts, 12 of 14 in all evaluations\n" in text
+    assert "12 of 14 in all evaluations" in art.failures(store, all_evaluations=True).html()
+
+
+def test_a_newest_evaluation_that_cannot_be_read_is_named(tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    for step in (0, 1):
+        store.write_groups("val", step, [failed("full", 3)])
+    (store.path / "trajectories" / "val" / "0001.parquet").write_bytes(b"no parquet")
+    panel = FailuresPanel(store)
+    assert ": 0 rollouts in training. Left out: 4 of earlier evaluations" in str(panel)
+    assert "step 1 of val" in panel.failures()[0]["lost"][0]
+
+
+def test_the_share_of_an_evaluation_is_one_of_its_rollouts(opened, tmp_path):
+    store = art.RunStore(tmp_path / "run")
+    store.write_groups("train", 1, [failed("full", 1)])
+    store.write_groups("val", 2, [failed("full", 3)])
+    page = opened(store)
+    assert page.inner_text(".art-f-bar .art-grow").startswith("2 rollouts in training, 4 in the evaluation of step 2")
+    assert row(page, "ValueError: full (val)").inner_text().split("\n")[1:] == ["3 rollouts", "75 %"]
+    label = row(page, "ValueError: full (val)").locator("[role=img]").get_attribute("aria-label")
+    assert label == "step 2: 3 of 4"
+    head = page.locator(".art-f-kind", has_text="Exceptions").locator(".art-f-head")
+    assert head.inner_text().split("\n")[-2:] == ["1 rollout", "50 %"]
+    assert "Also 3 of 4 in the evaluation of step 2." in head.inner_text()
+    assert KINDS["exception"].advice in head.inner_text()
+    assert KINDS["truncated"].advice not in page.inner_text(".art-failures")  # there is no truncated reply
+
+
+def test_groups_without_signal_come_before_rarer_and_equally_frequent_failures(opened):
+    cut, whole = (Talk(1).add("user", "Count.").say("1 2 3", finish=finish).end(0.0) for finish in ("length", "stop"))
+    for rollouts in ([cut, cut, cut, whole], [cut, cut]):
+        text = str(art.failures([art.TrajectoryGroup(rollouts)]))
+        assert text.index("Groups without signal: 1 of 1 group\n") < text.index("Truncated replies: ")
+        assert f"    What to do: {KINDS['no_signal'].advice}\n" in text
+    page = opened([art.TrajectoryGroup([cut, cut, cut, whole])])
+    titles = page.locator(".art-f-name").all_inner_texts()
+    assert titles[:2] == ["Groups without signal", "Truncated replies"]
+    html = page.panel.html()
+    assert html.index("Groups without signal") < html.index("Truncated replies")
+    assert html.count("What to do: ") == 2 and "<code>max_completion_tokens</code>" not in html
+
+
+def test_errors_of_tools_are_listed(tmp_path):
+    results = [
+        '{"error": "no page 12"}',
+        '{"error": "no page 13"}',
+        "ERROR: no page 12",
+        "An error occurred: no page 12",
+        "KeyError: 'page'",
+        '{"error": {"code": 404}}',
+        '{"error": null, "page": 12}',
+        '{"page": "no error"}',
+        '{"error": ',
+        "errors: 0",
+        "the error is 0",
+        "",
+    ]
+    rollouts = []
+    for result in results:
+        talk = Talk(1).add("user", "Look.").say("I look", tool_calls=CALLS[:1])
+        rollouts.append(talk.add("tool", result, tool_call_id="call-a").say("12").end(0.5))
+        rollouts[-1].tools = TOOLS
+    store = art.RunStore(tmp_path / "run")
+    store.write_groups("train", 1, [art.TrajectoryGroup(rollouts)])
+    for what in ([art.TrajectoryGroup(rollouts)], store):
+        panel = FailuresPanel(what)
+        kind = next(kind for kind in panel.failures()[0]["kinds"] if kind["kind"] == "tool_error")
+        assert {failure["title"]: failure["rollouts"] for failure in kind["failures"]} == {
+            "no page N": 2,
+            "ERROR: no page N": 1,
+            "An error occurred: no page N": 1,
+            "KeyError: '…'": 1,
+            '{"code": N}': 1,
+        }
+        assert "Tool errors: 6 of 12 rollouts\n    no page N: 2, for example in step " in str(panel)
+        assert "no page N" in panel.html()
+
+
+def test_the_documentation_says_what_to_do_for_each_kind():
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "debug.md").read_text()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| ")]
+    assert {kind.title for kind in KINDS.values()} <= {*rows}
 
 
 def test_an_example_opens_in_the_viewer_by_keyboard(opened):

@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from openai.types.chat.chat_completion import Choice
 from support.conversations import make_conversation, say
 
+from art_nb.models.model import Model
 from art_nb.panels.viewer import view, write_override
 from art_nb.rewards.journal import Journal
 from art_nb.rewards.judges import Judgment
 from art_nb.rollouts.trajectories import History, Trajectory, TrajectoryGroup, choices
 from art_nb.runs.store import RunStore
+from art_nb.training.evaluation import evaluate
 from art_nb.views import replies
+from art_nb.views.comparison import RunComparison, shared_scenarios
 from art_nb.views.conversation import (
     MAX_PART_BYTES,
     conversation_of,
@@ -612,3 +615,23 @@ def test_rollouts_of_a_large_group_have_their_own_numbers():
     index = open_rollouts(TrajectoryGroup(trajectories))
     index.load()
     assert index.table["idx_in_group"].tolist() == list(range(500))
+
+
+async def test_an_evaluation_is_not_a_scenario(tmp_path):
+    """Its group contains the rollouts of all scenarios."""
+
+    async def rollout(model, question):
+        return Trajectory(messages_and_choices=[{"role": "user", "content": question}], reward=1.0)
+
+    stores = []
+    for name in ("slow", "fast"):
+        model = Model(name=name, project="tests", base_path=str(tmp_path))
+        await evaluate(model, rollout, ["a", "b"], step=0, show_progress=False)
+        for split in ("train", "val"):  # groups of `PipelineTrainer` have their own names
+            group = TrajectoryGroup([Trajectory(reward=0.0)], metadata={"scenario_id": "evaluation of a"})
+            model.store.write_groups(split, 1, [group])
+        stores.append(model.store)
+    comparison = RunComparison(stores)
+    assert comparison.read(10.0)
+    found = [(row["split"], row["scenario"]) for row in shared_scenarios(comparison.index)]
+    assert found == [("train", "evaluation of a"), ("val", "evaluation of a")]
