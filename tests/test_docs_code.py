@@ -145,9 +145,7 @@ def namespace(tmp_path, monkeypatch):
 @every_page
 async def test_the_code_runs(page, namespace, weights):
     if page.parent.name == "how-to":
-        await execute(
-            FIRST_TASK.read_text(encoding="utf-8").partition(START)[0], FIRST_TASK.name, namespace, weights
-        )
+        await execute(FIRST_TASK.read_text(encoding="utf-8").partition(START)[0], FIRST_TASK.name, namespace, weights)
         namespace["reward"] = lambda found: random.random()
     try:
         with warnings.catch_warnings():

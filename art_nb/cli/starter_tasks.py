@@ -475,7 +475,8 @@ if __name__ == "__main__":
         (
             "code",
             """\
-before = await art.evaluate(model, rollout, held_out, step=0, metric="right", request_overrides=LIMITS)
+EVALUATION = {"metric": "right", "cluster": "item", "request_overrides": LIMITS}  # the intervals are over items
+before = await art.evaluate(model, rollout, held_out, step=0, **EVALUATION)
 print(before)""",
         ),
         (
@@ -496,7 +497,7 @@ if await model.get_step() == 0:
         lambda scenario: scenario["replies"], request_overrides=LIMITS)
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
-warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right", request_overrides=LIMITS)
+warmed_up = await art.evaluate(model, rollout, held_out, step=1, **EVALUATION)
 print(warmed_up)""",
         ),
     ),
@@ -508,7 +509,7 @@ untrained model, and the worst rollouts. Six steps are few: in two runs they rai
 rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the model, because the
 warm-up runs only once for each name.""",
     after="""\
-after = await art.evaluate(model, rollout, held_out, metric="right", request_overrides=LIMITS)
+after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",
 )
 

@@ -8,10 +8,13 @@ import asyncio
 import json
 import os
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from support.agent_parts import ANSWER, CALL, NO_TELEMETRY, QUESTION, SCHEMA, Script, served_model
 from support.server_parts import Scripted
+
+import art_nb as art
 
 pytest.importorskip("anthropic", reason="make test-agents installs the frameworks")
 pytestmark = pytest.mark.timeout(300)
@@ -139,12 +142,26 @@ async def litellm(session, stream):
     return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
 
+AGENTS = [anthropic_sdk, openai_agents, openai_agents_chat, langchain, langchain_thread, pydantic_ai, litellm]
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize(
-    "agent",
-    [anthropic_sdk, openai_agents, openai_agents_chat, langchain, langchain_thread, pydantic_ai, litellm],
-    ids=lambda agent: agent.__name__,
-)
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
+async def test_run_agent_redirects_every_framework(model, agent, stream):
+    """The agents are connected to an address at which there is no server."""
+    calls.clear()
+    elsewhere = SimpleNamespace(base_url="http://127.0.0.1:9/v1", address="http://127.0.0.1:9", api_key="secret")
+    trajectory, answer = await art.run_agent(model, agent, elsewhere, stream)
+    assert calls == ["Rome"]
+    assert answer == ANSWER
+    assert len(trajectory.exchanges.in_order()) == 2
+    assert not trajectory.additional_histories
+    choices = [entry for entry in trajectory.messages_and_choices if not isinstance(entry, dict)]
+    assert [bytes(choice.token_ids[:-1]).decode() for choice in choices] == [CALL, ANSWER]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.__name__)
 async def test_a_tool_is_called_and_every_turn_is_recorded(model, agent, stream):
     calls.clear()
     async with model.session() as session:
