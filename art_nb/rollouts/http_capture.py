@@ -445,7 +445,7 @@ def _redirect_requests(request: Any) -> Any:
     )
     return redirected
 
-
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #79c63d42
 def _ending(close: Callable, recording: ExchangeRecording) -> Callable:
     """Return a method that closes a response. A recording whose response is not read ends with it."""
 
@@ -545,6 +545,14 @@ def _copy_headers(headers: Any) -> MutableMapping[str, str]:
     return CIMultiDict(headers or {})
 
 
+def _absolute_url(session: Any, url: Any) -> str:
+    return str(session._build_url(url) if hasattr(session, "_build_url") else url)
+
+
+def _request_body(options: Mapping[str, Any]) -> bytes | str | None:
+    return dumps(options["json"]) if options.get("json") is not None else _bytes_or_text(options.get("data"))
+
+# %% ../../nbs/05_rollouts/20_http_capture.ipynb #cb3d9903
 @contextmanager
 def _session_without_credentials(session: Any, module: ModuleType) -> Iterator[Any]:
     """Yield a session that uses the connections of another one, without its headers, cookies and password."""
@@ -564,17 +572,11 @@ def _session_without_credentials(session: Any, module: ModuleType) -> Iterator[A
 def _redirect_aiohttp(session: Any, redirect: Redirect, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a request for another server, with another body and without the agent's credentials."""
 
-    kept = {name: value for name, value in options.items() if name not in ("json", "data", "params", "auth", "cookies")}
+    others = {
+        name: value for name, value in options.items() if name not in ("json", "data", "params", "auth", "cookies")
+    }
     headers = redirect.headers(session._prepare_headers(options.get("headers")))
-    return kept | {"headers": headers, "data": redirect.body(_request_body(options))}
-
-
-def _absolute_url(session: Any, url: Any) -> str:
-    return str(session._build_url(url) if hasattr(session, "_build_url") else url)
-
-
-def _request_body(options: Mapping[str, Any]) -> bytes | str | None:
-    return dumps(options["json"]) if options.get("json") is not None else _bytes_or_text(options.get("data"))
+    return others | {"headers": headers, "data": redirect.body(_request_body(options))}
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #1de42f94
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {

@@ -50,8 +50,8 @@ class Redirect:
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers without the agent's credentials, and with the key of the model."""
-        kept = {name: value for name, value in headers.items() if name.lower() not in _REPLACED}
-        return kept | {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+        others = {name: value for name, value in headers.items() if name.lower() not in _REPLACED}
+        return others | {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
 
     def body(self, body: bytes | str | None) -> bytes:
         """Return the body with the name of the model. Raise `RolloutError` if it is not a JSON object."""
