@@ -367,7 +367,7 @@ import art_nb as art
 with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates its client when it is imported
     import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
-LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_tokens": 64}
+LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GRACE_S', 'MAX_OUTPUT_BYTES', 'EXIT_POLL_S', 'LOCAL_ADDRESSES', 'NO_TURNS', 'ProgramOutput', 'run_program',
-           'set_reward', 'printed_reward', 'call_on_thread', 'rollout_from']
+           'set_reward', 'printed_reward', 'call_or_await', 'rollout_from']
 
 # %% ../../nbs/88_integrations/20_programs.ipynb #fc4df89a
 import asyncio
@@ -155,8 +155,8 @@ NO_TURNS = (
 )
 
 
-async def call_on_thread(function: Callable, *args: Any, **options: Any) -> Any:
-    """Call a function and return its result. It runs on a new thread unless it is async."""
+async def call_or_await(function: Callable, /, *args: Any, **options: Any) -> Any:
+    """Await an async function, or call another one on a new thread. Return the result."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **options)
     call = partial(function, *args, **options)
@@ -237,7 +237,7 @@ def rollout_from(
     async def rollout(model: Model, scenario: Any) -> Trajectory:
         async with model.session(request_overrides=request_overrides) as session:
             if callable(command):
-                output = await call_on_thread(command, session, scenario)
+                output = await call_or_await(command, session, scenario)
             else:
                 variables = _environment(session, env or {})
                 text = json.dumps(plain(scenario)) + "\n" if stdin is None else stdin(scenario)
@@ -250,7 +250,7 @@ def rollout_from(
         if not trajectory.exchanges:
             raise RolloutError(NO_TURNS)
         if reward is not None:
-            result = await call_on_thread(reward, trajectory, scenario, output)
+            result = await call_or_await(reward, trajectory, scenario, output)
         else:
             result = printed_reward(output.stdout) if isinstance(output, ProgramOutput) else output
         if result is not None or "reward" not in trajectory.model_fields_set:  # a function can set the reward itself

@@ -8,10 +8,12 @@ __all__ = ['GIVEN_REPLY_HEADER', 'given_message', 'GivenReplies', 'read_given_re
 
 # %% ../../nbs/05_rollouts/17_given_replies.ipynb #a2057983
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
+
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import count
+from threading import Lock
+
 from typing import Any
 
 from ..core.types import RolloutError
@@ -32,9 +34,16 @@ def given_message(
             f'Not a reply: {str(reply)[:200]!r}. A reply is a text, a call such as ("find_shelf", {{"item": '
             '"bolt"}), a list of calls, or a message with the role "assistant".'
         )
-    functions = ({"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls)
+    functions = ({"name": name, "arguments": _arguments_text(arguments)} for name, arguments in calls)
     tool_calls = [{"id": f"call_{i}", "type": "function", "function": item} for i, item in enumerate(functions)]
     return {"role": "assistant", "content": None, "tool_calls": tool_calls}
+
+
+def _arguments_text(arguments: Mapping) -> str:
+    try:
+        return json.dumps(dict(arguments), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RolloutError(f"The arguments of a given call are not JSON: {str(arguments)[:200]} ({error}).") from error
 
 
 def _is_call(value: Any) -> bool:
@@ -51,26 +60,28 @@ class GivenReplies:
     ----------
     base_url : str
         The address of the endpoint. Requests to other servers get no header.
-    replies : sequence
+    replies : list
         The replies in the order of the requests, as `given_message` takes them.
     """
 
-    def __init__(self, base_url: str, replies: Sequence[Any]):
+    def __init__(self, base_url: str, replies: list[Any]):
+        if not isinstance(replies, list):
+            raise RolloutError(
+                f"Give a list of replies, one for each request of the agent, not {type(replies).__name__}."
+            )
         self.address, self.messages = endpoint_address(base_url), [given_message(reply) for reply in replies]
-        self.requests, self._numbers = 0, count(1)
+        self.requests, self._lock = 0, Lock()
 
     def add_header(
         self,
         url: str,
         headers: MutableMapping[str, str],  # changed in place
-        is_retry: bool = False,  # whether the request was sent before
     ) -> None:
-        """Add the next reply to a request to the endpoint. A retry gets the same reply again."""
+        """Add the next reply to a request to the endpoint."""
         if GIVEN_REPLY_HEADER in headers or endpoint_address(url) != self.address:
             return
-        number = self.requests if is_retry else next(self._numbers)
-        self.requests = number
-
+        with self._lock:
+            self.requests = number = self.requests + 1
         message = self.messages[number - 1] if number <= len(self.messages) else None
         headers[GIVEN_REPLY_HEADER] = json.dumps(message)
 

@@ -32,7 +32,6 @@ from ..core.types import ServeError
 from ..models.clients import SESSION_HEADER, httpx, policy_version
 from ..rollouts.given_replies import GIVEN_REPLY_HEADER, read_given_reply
 from ..rollouts.request_overrides import OVERRIDES_HEADER, apply_overrides
-
 from ..rollouts.tracers import prepare_tracers
 from ..samplers.base import Owner, Sampler, TokenTexts, request_owner
 from art_nb.serving.asgi import (
@@ -181,6 +180,8 @@ class CompletionService:
     async def completions(self, request: Request):
         """Handle `POST /v1/completions`."""
         raw = await read_body(request)
+        if given_reply(request) is not None:
+            raise RequestError("Given replies need an API with messages, such as /chat/completions.")
         completion, _ = parse(overridden(request, read_object(raw)), TextRequest)
         completion.seed = seed_of(request, completion)
         formatter = TextFormatter(self.sampler.tokenizer, completion, self.texts, self.sampler)

@@ -159,7 +159,6 @@ class ChatFormatter:
     ):
         self.sampler, self.given = sampler, given
         self.given_ids: list[int] = []  # its tokens, after `prompts`
-
         self.chat = chat.with_template(request.chat_template_kwargs) if request.chat_template_kwargs else chat
         self.request, self.texts, self.messages = request, choose_texts(texts, request), body["messages"]
         self.tools = None if request.tool_choice == "none" else body.get("tools") or None
@@ -177,7 +176,6 @@ class ChatFormatter:
             self._prompt = self.chat.prompt_ids(self.messages, self.tools)
             if self.given is not None:
                 self.given_ids = self.chat.reply_ids(self.messages, self.given, self.tools)
-
         except ServeError:
             raise
         except Exception as error:  # a template is a program, and the client's data can cause any error in it
@@ -246,7 +244,6 @@ class ChatFormatter:
             extras["warning"] = NOT_CALLED
         if self.given is not None:
             extras["given"] = True
-
         return extras
 
     def full_choice(self, reply: ChoiceInProgress) -> dict:

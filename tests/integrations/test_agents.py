@@ -105,6 +105,12 @@ def by_messages(url):
     return lambda: httpx.post(f"{url}/messages", json=BODY, headers=headers, timeout=60).json()["content"][0]["text"]
 
 
+def by_httpx_auth(url):
+    headers = {"X-Team-Token": SECRET, "proxy-authorization": SECRET, "openai-organization": SECRET}
+    client = httpx.Client(auth=("user", SECRET), headers=headers, cookies={"id": SECRET}, timeout=60)
+    return lambda: client.post(f"{url}/chat/completions", json=BODY).json()["choices"][0]["message"]["content"]
+
+
 def by_requests(url):
     session = requests.Session()
     session.headers["authorization"] = f"Bearer {SECRET}"
@@ -122,7 +128,17 @@ def by_aiohttp(url):
     return agent
 
 
-CLIENTS = [by_openai, by_openai_stream, by_async_openai, by_responses, by_azure, by_messages, by_requests, by_aiohttp]
+CLIENTS = [
+    by_openai,
+    by_openai_stream,
+    by_async_openai,
+    by_responses,
+    by_azure,
+    by_messages,
+    by_httpx_auth,
+    by_requests,
+    by_aiohttp,
+]
 
 
 @pytest.mark.parametrize("make", CLIENTS)
@@ -162,6 +178,39 @@ async def test_requests_inside_no_capture_go_to_their_own_server(model, server):
     assert path == "/judge/chat/completions" and headers["authorization"] == f"Bearer {SECRET}"
     with pytest.raises(openai.InternalServerError):  # after the rollout, nothing is redirected
         ask()
+
+
+async def test_other_requests_of_a_tool_are_not_changed(model, server):
+    """The paths of other services can end like those of the responses and messages APIs."""
+    ask, chat = by_openai(url_of(server)), url_of(server, "/channels/7/messages")
+
+    def agent():
+        ask()
+        httpx.post(chat, json={"content": "hello"}, timeout=60)
+        requests.post(chat, data={"text": "hello"})
+        return requests.get(chat).status_code
+
+    trajectory, _ = await art.run_agent(model, agent)
+    assert len(trajectory.exchanges.in_order()) == 1
+    assert [path for path, _ in server.requests] == ["/channels/7/messages"] * 2
+
+
+async def test_requests_of_a_redirected_client_do_not_use_the_proxy_of_its_server(model, server, monkeypatch):
+    monkeypatch.setenv("http_proxy", url_of(server, ""))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for make in (by_openai, by_requests):
+        await art.run_agent(model, make("http://api.example/v1"))
+    assert not server.requests
+
+
+async def test_an_agent_can_have_any_arguments(model, server):
+    ask = by_openai(url_of(server))
+
+    def agent(model, agent, function):
+        return ask() and (model, agent, function)
+
+    _, result = await art.run_agent(model, agent, model=1, agent=2, function=3)
+    assert result == (1, 2, 3)
 
 
 async def test_a_body_that_cannot_be_redirected_is_not_sent(model, server):
@@ -210,7 +259,7 @@ async def test_training_with_an_async_client_of_another_loop(model, server):
 
 
 async def test_an_agent_without_requests(model):
-    with pytest.raises(RolloutError, match="sent no request"):
+    with pytest.raises(RolloutError, match="No reply of the model was recorded"):
         await art.run_agent(model, lambda: 1)
     with pytest.raises(ZeroDivisionError):
         await art.run_agent(model, lambda: 1 / 0)
@@ -277,7 +326,7 @@ async def test_examples_over_a_stream_and_other_apis(model, server):
         trajectory.metadata["reply"] = reply
         return trajectory
 
-    makers = [by_openai_stream, by_async_openai, by_responses, by_messages, by_requests, by_aiohttp]
+    makers = [by_openai_stream, by_async_openai, by_responses, by_messages, by_httpx_auth, by_requests, by_aiohttp]
     examples = await art.example_rollouts(model, rollout, makers, lambda make: ["ok"], show_progress=False)
     assert [example.metadata["reply"] for example in examples] == ["ok"] * len(makers)
 
@@ -289,12 +338,25 @@ async def test_examples_over_a_stream_and_other_apis(model, server):
         ([CALL, "BOLT", "BOLT"], "sent 2 requests to the model, but 3 replies"),
         (["BOLT " * 300], "permits only 200"),
         ([7], "Not a reply: '7'"),
+        (CALL, "Give a list of replies"),
+        ([("find", {"item": {1}})], "are not JSON"),
     ],
 )
 async def test_wrong_replies_are_errors(model, server, replies, reason):
     with pytest.raises(RolloutError, match=reason) as error:
         await art.example_rollouts(model, rollout_of(shop_agent(url_of(server))), ["bolt?"], lambda _: replies)
     assert "1 of 1 examples failed. The first is 'bolt?'" in str(error.value)
+
+
+async def test_text_completions_have_no_given_replies(model, server):
+    client = openai.OpenAI(base_url=url_of(server), api_key=SECRET, max_retries=0)
+
+    async def rollout(model, prompt):
+        agent = lambda: client.completions.create(model="m", prompt=prompt, max_tokens=4)
+        return (await art.run_agent(model, agent))[0]
+
+    with pytest.raises(RolloutError, match="need an API with messages"):
+        await art.example_rollouts(model, rollout, ["bolt?"], lambda _: ["x"])
 
 
 async def test_an_agent_that_hides_the_error_is_noticed(model, server):

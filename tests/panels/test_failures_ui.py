@@ -108,7 +108,7 @@ def test_of_the_evaluations_only_the_newest_one_counts(tmp_path):
     store.write_groups("train", 1, [failed("full", 1)])
     store.write_groups("val", 1, [failed("full", 3)])
     panel.refresh()
-    left_out = "Left out: 10 of earlier evaluations (all_evaluations=True)"
+    left_out = "10 of earlier evaluations are left out (all_evaluations=True counts them)"
     for text in (str(panel), str(art.failures(store))):
         assert f": 2 rollouts in training, 4 in the evaluation of step 1. {left_out}\n" in text
         assert "Exceptions: 1 of 2 rollouts, 3 of 4 in the evaluation of step 1\n" in text
@@ -122,13 +122,24 @@ def test_of_the_evaluations_only_the_newest_one_counts(tmp_path):
     assert "12 of 14 in all evaluations" in art.failures(store, all_evaluations=True).html()
 
 
+def test_discarded_groups_are_not_an_evaluation(tmp_path):
+    """The asynchronous trainer logs groups that it does not train on with the split `discarded`."""
+    store = art.RunStore(tmp_path / "run")
+    for step in (1, 2):
+        for split in ("train", "discarded"):
+            store.write_groups(split, step, [failed("full", 1)])
+    text = str(art.failures(store))
+    assert ": 8 rollouts\n" in text and "Exceptions: 4 of 8 rollouts\n" in text
+    assert "    ValueError: full (discarded): 2, for example in step 2 of discarded\n" in text
+
+
 def test_a_newest_evaluation_that_cannot_be_read_is_named(tmp_path):
     store = art.RunStore(tmp_path / "run")
     for step in (0, 1):
         store.write_groups("val", step, [failed("full", 3)])
     (store.path / "trajectories" / "val" / "0001.parquet").write_bytes(b"no parquet")
     panel = FailuresPanel(store)
-    assert ": 0 rollouts in training. Left out: 4 of earlier evaluations" in str(panel)
+    assert ": 0 rollouts in training. 4 of earlier evaluations are left out" in str(panel)
     assert "step 1 of val" in panel.failures()[0]["lost"][0]
 
 

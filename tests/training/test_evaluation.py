@@ -363,9 +363,15 @@ def test_a_long_message_keeps_its_beginning_and_end():
     text = "".join(f"{i:04d}" for i in range(75)) + "\x1b"
     long = art.Trajectory(messages_and_choices=[{"role": "user", "content": text}])
     assert conversation_lines(long) == [f"  user: {text[:150]!r}".removesuffix("'") + "…" + repr(text[-150:])[1:]]
-    found = Evaluation("m", 0, [long])
-    assert found.worst_text(width=301).splitlines()[1] == f"  user: {text!r}"
-    assert found.worst_text(width=8).splitlines()[1] == "  user: '0000…074\\x1b'"
+    short = art.Trajectory(messages_and_choices=[{"role": "user", "content": text[1:]}])
+    assert Evaluation("m", 0, [short]).worst_text().splitlines()[1] == f"  user: {text[1:]!r}"
+
+
+def test_the_interval_of_equal_differences_in_unequal_clusters_has_a_width():
+    """The mean of a cluster is rounded, which must not make differences unequal."""
+    values = [0.75, 0.375, 0.75, 0.375, 0.0, 0.25, 0.5]
+    low, high = difference_interval([(value + 0.125, value) for value in values], [*"aabbbcd"])
+    assert high - low > 0.3
 
 
 def test_a_difference_names_the_rollout_functions_if_they_differ():
