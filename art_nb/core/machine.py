@@ -184,9 +184,9 @@ def without_garbage_collection() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        if collects and not gc.get_freeze_count():
+        if collects and not gc.get_freeze_count():  # the program has not frozen objects itself
             gc.freeze()
-            gc.unfreeze()  # moves the objects to the oldest generation
+            gc.unfreeze()  # moves all objects to the oldest generation
     finally:
         if collects:
             gc.enable()
