@@ -4563,6 +4563,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'art_nb.policy.llama.LlamaRotaryEmbedding.forward': ( '30_policy/llama.html#llamarotaryembedding.forward',
                                                                                            'art_nb/policy/llama.py'),
                                      'art_nb.policy.llama.PlainConfig': ('30_policy/llama.html#plainconfig', 'art_nb/policy/llama.py'),
+                                     'art_nb.policy.llama.PlainConfig.get_text_config': ( '30_policy/llama.html#plainconfig.get_text_config',
+                                                                                          'art_nb/policy/llama.py'),
                                      'art_nb.policy.llama._is_plain': ('30_policy/llama.html#_is_plain', 'art_nb/policy/llama.py'),
                                      'art_nb.policy.llama._rope_theta': ('30_policy/llama.html#_rope_theta', 'art_nb/policy/llama.py'),
                                      'art_nb.policy.llama._rotated': ('30_policy/llama.html#_rotated', 'art_nb/policy/llama.py'),

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from .engines import LEARNERS, SAMPLERS, Engines, choose_engines, sampler_for_model
 from .options import adam_options, chat_options, engine_options, init_options, lora_options, with_profile
@@ -44,6 +43,7 @@ from ..models.gguf import LOADING
 from ..models.weights import adapter_directory, base_name, check_hub, fetch
 from ..policy.architectures import context_length, read_config
 from ..policy.device import DeviceThread, clear_frames, dtype_name, oom_as_error, retry_after_oom, use_device
+from ..policy.llama import ModelConfig
 from ..policy.lora import Policy, coverage_note
 from ..policy.loading import chosen_dtype, load_policy, pick_device
 from ..policy.memory_plan import MemoryPlan
@@ -136,7 +136,7 @@ def same_device(a: torch.device, b: torch.device) -> bool:
 
 
 def common_dtype(
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     devices: Iterable[torch.device],
     requested: torch.dtype | None,
 ) -> torch.dtype:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
-from transformers import PreTrainedConfig
 
 from .engines import Engines
 from ..learners.unsloth import fast_inference_obstacle
 from ..policy.architectures import check_config, read_config
 from ..policy.device import release_memory
 from ..policy.kernels import has_flash
+from ..policy.llama import ModelConfig
 from ..policy.loading import chosen_dtype
 from ..policy.lora import Policy
 from art_nb.policy.memory_plan import (
@@ -35,7 +35,7 @@ from ..samplers.vllm import RESERVED_ENGINE_ARGS, shares_weights
 
 # %% ../../nbs/50_backends/22_planning.ipynb #5ba5e020
 def shared_base_obstacle(
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     device: torch.device,
     dtype: torch.dtype,
     init_args: Mapping[str, Any],
@@ -48,7 +48,7 @@ def shared_base_obstacle(
 
 
 def own_weights(
-    config: PreTrainedConfig,
+    config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     init_args: Mapping[str, Any],
@@ -66,7 +66,7 @@ DEFAULT_KV_BYTES = 1 << 30  # of the embedded sampler
 
 
 def memory_settings(
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     engines: Engines,
     device: torch.device,
     dtype: torch.dtype | None = None,  # requested by the user

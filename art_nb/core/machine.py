@@ -178,12 +178,15 @@ def without_garbage_collection() -> Iterator[None]:
     """Turn off the garbage collector inside the `with` block, unless it is off already.
 
     While a library is imported, a model is built or groups are read, the collector takes a quarter to two thirds of
-    the time and frees hardly anything.
+    the time and frees hardly anything. Therefore, the first collection after the block does not search the new objects.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
+        if collects and not gc.get_freeze_count():  # the program has not frozen objects itself
+            gc.freeze()
+            gc.unfreeze()  # moves all objects to the oldest generation
     finally:
         if collects:
             gc.enable()

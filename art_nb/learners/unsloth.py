@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedConfig
 
 from ..core.types import BackendMissing, TrainError, install_hint
 from .base import Learner
 from ..policy.architectures import context_length, is_wrapped
 from ..policy.adapters import Adapter, masters
+from ..policy.llama import ModelConfig
 from ..policy.lora import Policy
 from ..policy.isolation import import_engine, import_isolated, require_package, preserve_global_state
 from ..policy.packing import Batch, Segment
@@ -48,7 +48,7 @@ FAST_ENGINE_ARGS = frozenset(  # engine arguments that Unsloth passes to vLLM, a
 
 
 def fast_inference_obstacle(
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     device: torch.device,
     dtype: torch.dtype,
     *,

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedConfig
 
 from ..core.types import StoreError, TrainError
 from . import llama
@@ -30,7 +29,7 @@ def error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].rstrip('.')}"
 
 
-def read_config(path: str | Path) -> PreTrainedConfig:  # a directory of weights, or a name on the Hugging Face Hub
+def read_config(path: str | Path) -> llama.ModelConfig:  # a directory of weights, or a name on the Hugging Face Hub
     """Read a model's config.json. Raise `StoreError` or `TrainError` if this fails."""
     if (config := llama.read_plain_config(path)) is not None:
         return config
@@ -74,7 +73,7 @@ FEATURES = {  # unsupported parts by model type, if no value in the config shows
 }
 
 
-def unsupported_feature(config: PreTrainedConfig) -> str:  # of the text model
+def unsupported_feature(config: llama.ModelConfig) -> str:  # of the text model
     """Return the first part of this architecture that art_nb does not compute, or "" if the config shows none."""
     value = lambda name: getattr(config, name, None)
     other = sorted(set(value("layer_types") or ()) - LAYER_TYPES)
@@ -98,12 +97,12 @@ KEY_MAPPING = {r"^(model\.language_model|language_model\.model)\.": "model.", r"
 OTHER_PARTS = [r"^(model\.)?(vision_tower|multi_modal_projector)\."]  # tensors that are not loaded
 
 
-def is_wrapped(config: PreTrainedConfig) -> bool:
+def is_wrapped(config: llama.ModelConfig) -> bool:
     """Return whether the text model is a part of a larger model."""
     return config.get_text_config() is not config
 
 
-def check_config(config: PreTrainedConfig, path: str | Path) -> None:
+def check_config(config: llama.ModelConfig, path: str | Path) -> None:
     """Raise `TrainError` if the config shows that the model cannot be trained."""
     text, name = config.get_text_config(), (config.architectures or [config.model_type])[0]
     if is_wrapped(config) and config.model_type not in WRAPPERS:
@@ -147,7 +146,7 @@ NO_FLOAT16 = {"gemma3_text", "glm4"}  # model types that overflow, from vLLM's l
 
 
 def usable_dtype(
-    config: PreTrainedConfig,
+    config: llama.ModelConfig,
     requested: torch.dtype | None,  # by the user
     suggested: torch.dtype,  # by the device
 ) -> torch.dtype:
@@ -163,7 +162,7 @@ def usable_dtype(
     return requested or torch.float32
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #1f6f2e5e
-def logit_scale(config: PreTrainedConfig) -> float:
+def logit_scale(config: llama.ModelConfig) -> float:
     """Return the factor by which the model multiplies its logits."""
     if getattr(config, "logit_scale", None) is not None:
         return config.logit_scale
@@ -171,12 +170,12 @@ def logit_scale(config: PreTrainedConfig) -> float:
     return scaling if config.model_type == "hyperclovax" else 1 / scaling
 
 
-def activation_name(config: PreTrainedConfig) -> str:
+def activation_name(config: llama.ModelConfig) -> str:
     """Return the name of the activation of the MLPs, or "" if the config has none."""
     return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", "")
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #d5cfc55f
-def context_length(config: PreTrainedConfig) -> int:
+def context_length(config: llama.ModelConfig) -> int:
     """Return the maximum number of tokens for which position embeddings do not depend on the length."""
     ropes = getattr(config, "rope_parameters", None) or {}
     ropes = [ropes] if "rope_type" in ropes else [rope for rope in ropes.values() if isinstance(rope, dict)]
@@ -188,7 +187,7 @@ def context_length(config: PreTrainedConfig) -> int:
     return min([config.max_position_embeddings, *(length for length in lengths if length)])
 
 # %% ../../nbs/30_policy/20_architectures.ipynb #f2491bb4
-def model_class(config: PreTrainedConfig) -> type:  # of the text model
+def model_class(config: llama.ModelConfig) -> type:  # of the text model
     """Return the causal language model class of a config, of this package or from a private copy of its module."""
     if isinstance(config, llama.PlainConfig):
         return llama.LlamaForCausalLM
@@ -209,7 +208,7 @@ def model_class(config: PreTrainedConfig) -> type:  # of the text model
     return getattr(sys.modules[private], _causal_model_names()[config.model_type])
 
 
-def architecture_name(config: PreTrainedConfig) -> str:  # of the whole checkpoint
+def architecture_name(config: llama.ModelConfig) -> str:  # of the whole checkpoint
     """Return the name of the class of the whole checkpoint, or that of its text model if the config names none."""
     names = config.architectures if is_wrapped(config) else None
     return names[0] if names else model_class(config.get_text_config()).__name__

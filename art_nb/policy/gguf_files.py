@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
 
 from ..core.types import BackendMissing, StoreError, TrainError, install_hint
 from .architectures import activation_name, logit_scale, read_config
 from .gguf_vocabulary import GGUFVocabulary, read_vocabulary
+from .llama import ModelConfig
 from .loading import load_tokenizer
 from .merged_files import MergedFiles, text_name
 
@@ -30,18 +30,18 @@ GGUF_ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}  # by architecture of llama.c
 ROPE_TYPES = {"default", "linear", "llama3"}
 
 
-def head_size(config: PreTrainedConfig) -> int:
+def head_size(config: ModelConfig) -> int:
     """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def rope_of(config: PreTrainedConfig, kind: str = "full_attention") -> dict[str, Any]:
+def rope_of(config: ModelConfig, kind: str = "full_attention") -> dict[str, Any]:
     """Return the rotary embedding of a kind of layers."""
     ropes = config.rope_parameters or {}
     return ropes if "rope_type" in ropes else ropes[kind]
 
 
-def unsupported_option(config: PreTrainedConfig) -> str:  # of the text model
+def unsupported_option(config: ModelConfig) -> str:  # of the text model
     """Return the first option for which llama.cpp would compute something else, or an empty text."""
     architecture = ARCHITECTURES.get(config.model_type)
     if architecture is None:
@@ -58,7 +58,7 @@ def unsupported_option(config: PreTrainedConfig) -> str:  # of the text model
     return "" if logit_scale(config) == 1 else f"logit_scale={logit_scale(config)}"
 
 
-def gguf_architecture(config: PreTrainedConfig, path: str | Path) -> str:
+def gguf_architecture(config: ModelConfig, path: str | Path) -> str:
     """Return llama.cpp's name of an architecture. Raise `TrainError` if llama.cpp would compute something else."""
     if option := unsupported_option(config):
         raise TrainError(
@@ -68,7 +68,7 @@ def gguf_architecture(config: PreTrainedConfig, path: str | Path) -> str:
     return ARCHITECTURES[config.model_type]
 
 # %% ../../nbs/30_policy/94_gguf_files.ipynb #488c9913
-def context_size(config: PreTrainedConfig) -> int:
+def context_size(config: ModelConfig) -> int:
     """Return the number of tokens for which llama.cpp computes the same as transformers."""
     window = getattr(config, "sliding_window", None)
     if config.model_type == "gemma3_text" or not window:
@@ -76,7 +76,7 @@ def context_size(config: PreTrainedConfig) -> int:
     return min(window, config.max_position_embeddings)
 
 
-def rope_factors(config: PreTrainedConfig) -> np.ndarray | None:
+def rope_factors(config: ModelConfig) -> np.ndarray | None:
     """Return the divisors of the frequencies [head size / 2] for Llama 3's rope, or None for others."""
     rope = rope_of(config)
     if rope["rope_type"] != "llama3":
@@ -89,7 +89,7 @@ def rope_factors(config: PreTrainedConfig) -> np.ndarray | None:
     return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
 
-def _add_gemma_fields(writer: Any, config: PreTrainedConfig) -> None:
+def _add_gemma_fields(writer: Any, config: ModelConfig) -> None:
     sliding = [kind == "sliding_attention" for kind in config.layer_types]
     writer.add_sliding_window(config.sliding_window)
     if sliding != [(i + 1) % 6 != 0 for i in range(len(sliding))]:  # llama.cpp's default, which older versions require
@@ -99,7 +99,7 @@ def _add_gemma_fields(writer: Any, config: PreTrainedConfig) -> None:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-def add_model_fields(writer: Any, config: PreTrainedConfig) -> None:
+def add_model_fields(writer: Any, config: ModelConfig) -> None:
     """Add the shape of the model to a `GGUFWriter`."""
     writer.add_context_length(context_size(config))
     writer.add_embedding_length(config.hidden_size)
@@ -133,7 +133,7 @@ def rotary_order(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def convert_tensor(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
+def convert_tensor(name: str, tensor: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Return a tensor of transformers as llama.cpp expects it."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     if ARCHITECTURES[config.model_type] == "llama" and (module := name.split(".")[-2]) in heads:
@@ -142,7 +142,7 @@ def convert_tensor(name: str, tensor: torch.Tensor, config: PreTrainedConfig) ->
     return tensor.float() + 1 if is_gemma_norm else tensor
 
 
-def gguf_names(model: MergedFiles, config: PreTrainedConfig) -> dict[str, str]:
+def gguf_names(model: MergedFiles, config: ModelConfig) -> dict[str, str]:
     """Return llama.cpp's names by the names in the files. Raise `StoreError` for a tensor without a name.
 
     Parts of a multimodal model outside the text model are left out, and so is a head that is tied to the embeddings.
@@ -186,7 +186,7 @@ def _declare_tensors(writer: Any, model: MergedFiles, names: Mapping[str, str], 
 
 
 def converted_tensors(
-    model: MergedFiles, names: Mapping[str, str], config: PreTrainedConfig, dtype: torch.dtype
+    model: MergedFiles, names: Mapping[str, str], config: ModelConfig, dtype: torch.dtype
 ) -> Iterator[np.ndarray]:
     """Yield the contents of the tensors in the order of `names`."""
     for file in model.files:

@@ -24,10 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import GenerationConfig, PreTrainedConfig
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
+from ..core.files import read_json
 from ..core.types import BackendMissing, StoreError, TrainError
 from ..models.gguf import check_complete
 from art_nb.policy.architectures import (
@@ -44,7 +44,7 @@ from art_nb.policy.architectures import (
     usable_dtype,
 )
 from .device import is_out_of_memory
-from .llama import WEIGHTS, PlainConfig, read_plain_config
+from .llama import WEIGHTS, ModelConfig, PlainConfig, read_plain_config
 from .lora import TARGETS, Policy, modules_only
 from .kv_cache import KVSlots
 from .packing import WeightedRow, micro_batches, tree_attention
@@ -104,7 +104,7 @@ def pick_device(device: str | None = None) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def chosen_dtype(config: PreTrainedConfig, device: torch.device, requested: torch.dtype | None) -> torch.dtype:
+def chosen_dtype(config: ModelConfig, device: torch.device, requested: torch.dtype | None) -> torch.dtype:
     """Return the dtype for loading a model on a device. Raise `TrainError` if it is unsuitable for the model."""
     return usable_dtype(config, requested, default_dtype(device))
 
@@ -128,7 +128,7 @@ def replace_parameters(
 
 
 def model_of_tensors(
-    config: PreTrainedConfig,  # of a checkpoint without other parts than the text model
+    config: ModelConfig,  # of a checkpoint without other parts than the text model
     dtype: torch.dtype,
     tensors: Mapping[str, torch.Tensor],  # on one device, by name; quantized ones have another shape
 ) -> nn.Module:
@@ -174,7 +174,7 @@ def without_progress_bar_if_small(path: str | Path) -> Iterator[None]:
 
 def load_model(
     path: str | Path,
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     dtype: torch.dtype,
     device: torch.device,
 ) -> nn.Module:
@@ -212,8 +212,8 @@ def load_plain_model(path: Path, config: PlainConfig, dtype: torch.dtype, device
         if unfit := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
             raise StoreError(f"{unfit[0]} has another shape than in config.json")
         if (path / "generation_config.json").exists():
-            model.generation_config = GenerationConfig.from_pretrained(path)
-    except (OSError, SafetensorError, StoreError) as error:
+            model.generation_config.eos_token_id = read_json(path / "generation_config.json").get("eos_token_id")
+    except (OSError, ValueError, SafetensorError, StoreError) as error:
         raise StoreError(
             f"The weights of {path} cannot be loaded ({error_line(error)}). Check the files, or download them again."
         ) from error

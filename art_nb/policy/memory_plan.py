@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from ..core.machine import process_memory
 from ..core.types import TrainError
 from .architectures import context_length, is_wrapped, model_class
 from .device import dtype_name
 from .kv_cache import head_dim
+from .llama import ModelConfig
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #7a351e23
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class ModelShape:
 
 # %% ../../nbs/30_policy/85_memory_plan.ipynb #aa34145f
 def model_shape(
-    config: PreTrainedConfig,  # of the whole checkpoint
+    config: ModelConfig,  # of the whole checkpoint
     name: str = "the model",
 ) -> ModelShape:
     """Return the sizes of the text model of a config."""

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from support.families import random_adapter, tokenizer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, LlamaConfig
 
+from art_nb.core.types import StoreError
 from art_nb.models.tiny import tiny_model, tiny_tokenizer
 from art_nb.policy.adapters import load_adapter, masters
 from art_nb.policy.architectures import model_class, read_config
@@ -154,6 +155,22 @@ def test_tokenizer_and_generation_config_equal_those_of_transformers(tmp_path):
     assert ours.init_kwargs == expected.init_kwargs
     loaded = load_model(tmp_path, read_config(tmp_path), FP32, CPU)
     assert loaded.generation_config.eos_token_id == [1, 2]
+    (tmp_path / "generation_config.json").write_text("[")
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        load_model(tmp_path, read_config(tmp_path), FP32, CPU)
+
+
+@pytest.mark.parametrize("change", [{}, {"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "float16"}])
+def test_the_config_has_the_values_of_transformers(tmp_path, change):
+    saved(tmp_path, eos_token_id=None)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | change))
+    ours, expected = read_plain_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    unlike = ("transformers_version", "torch_dtype")
+    assert {name: getattr(expected, name) for name in vars(ours) if name not in unlike} == {
+        name: value for name, value in vars(ours).items() if name not in unlike
+    }
+    assert ours.get_text_config() is ours
 
 
 REGISTER = """
@@ -164,13 +181,15 @@ async def main():
     model = art.TrainableModel(name="start", project="test", base_model=sys.argv[1])
     async with art.LocalBackend(path=sys.argv[2], device="cpu", verbose=False) as backend:
         await model.register(backend)
-        print(sorted({"torch._dynamo", "torch.distributed.tensor", "transformers.modeling_utils"} & {*sys.modules}))
+        slow = {"torch._dynamo", "torch.distributed.tensor"}
+        slow |= {"transformers.modeling_utils", "transformers.configuration_utils", "transformers.models"}
+        print(sorted(slow & {*sys.modules}))
 
 asyncio.run(main())
 """
 
 
-def test_a_registered_model_needs_no_compiler(tmp_path):
+def test_a_registered_model_needs_no_slow_imports(tmp_path):
     model, words = tiny_model(len(tiny_tokenizer())), tiny_tokenizer()
     model.save_pretrained(tmp_path / "model")
     words.save_pretrained(tmp_path / "model")
