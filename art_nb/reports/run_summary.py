@@ -110,7 +110,7 @@ def _table_note(means: Sequence[StepMean]) -> Html:
         text += " It is the wider of two intervals, one over rollouts and one over groups."
     return tag("p", text) if any(mean.interval for mean in means) else Html("")
 
-
+# %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e720c
 def _split_table(index: RolloutIndex, split: str, steps: Sequence[int]) -> Html:
     rewards, facts = [metric_mean(index, split, step) for step in steps], []
     for mean in rewards:

@@ -203,7 +203,7 @@ def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))
     return Html("".join(parts))
 
-
+# %% ../../nbs/80_reports/30_static_html.ipynb #240e621a
 def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:
     indices = np.linspace(0, len(values) - 1, min(count, len(values))).round().astype(int)
     return [values[i] for i in np.unique(indices)]
