@@ -154,7 +154,7 @@ function createComparison(app) {
 
   /** Return the next rollout of the same group that did not fail and is not in the comparison. @param {number[]} exclude */
   function nextInGroup(exclude) {
-    const last = exclude[exclude.length - 1],
+    const last = exclude.at(-1),
       group = index.groupOf(last);
     for (let offset = 1; group && offset < group.size; offset++) {
       const next = group.first + ((last - group.first + offset) % group.size);

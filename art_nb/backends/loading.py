@@ -376,7 +376,7 @@ def load_runtime(
         with LOADING:
             parts = load_parts(model, worker, weights, engines, settings, bus, cleanup)
         parts.learner.adam.update(adam_options(model, bus, parts.learner.adam["betas"]))
-        chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, **chat_options(model))
+        chat = ChatFormat(parts.policy.tokenizer, warn=bus.warn_once, inform=bus.inform_once, **chat_options(model))
         worker.clock.take()  # the profile of the first step begins here
         runtime = ModelRuntime(
             name=model.name,

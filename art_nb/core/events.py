@@ -10,8 +10,8 @@
 
 # %% auto #0
 __all__ = ['EVENTS', 'EVENTS_DURING_STEP', 'Subscriber', 'Event', 'RolloutStarted', 'RolloutDone', 'GroupDone', 'Judged',
-           'SignalReport', 'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Failed',
-           'to_json', 'from_json', 'fits', 'Bus', 'print_warnings', 'print_once']
+           'SignalReport', 'GradientStep', 'StepDone', 'CheckpointSaved', 'AdapterServed', 'Warned', 'Informed',
+           'Failed', 'to_json', 'from_json', 'fits', 'Bus', 'print_warnings', 'print_once']
 
 # %% ../../nbs/00_core/40_events.ipynb #55c5e8d9
 import logging
@@ -150,6 +150,14 @@ class Warned(Event):
 
 
 @dataclass(slots=True, kw_only=True)
+class Informed(Event):
+    """An explanation for the user that is not a warning: nothing has to be changed. `key` prevents repetition."""
+
+    key: str
+    message: str
+
+
+@dataclass(slots=True, kw_only=True)
 class Failed(Event):
     """A part of the program failed. `traceback` is its traceback."""
 
@@ -171,6 +179,7 @@ EVENTS = {
         CheckpointSaved,
         AdapterServed,
         Warned,
+        Informed,
         Failed,
     )
 }
@@ -301,11 +310,26 @@ class Bus:
         message : str
             The text of the warning.
         """
+        self._emit_once(Warned(key=key, message=message))
+
+    def inform_once(self, key: str, message: str) -> None:
+        """Emit an explanation that is not a warning, unless its key was used before.
+
+        Parameters
+        ----------
+        key : str
+            Identifies the explanation. Later ones with the same key are dropped.
+        message : str
+            The text of the explanation.
+        """
+        self._emit_once(Informed(key=key, message=message))
+
+    def _emit_once(self, event: Warned | Informed) -> None:
         with self._lock:
-            is_new = key not in self._warned
-            self._warned.add(key)
+            is_new = event.key not in self._warned
+            self._warned.add(event.key)
         if is_new:
-            self.emit(Warned(key=key, message=message))
+            self.emit(event)
 
     def was_warned(self, key: str) -> bool:
         """Return whether `warn_once` was called with this key.
@@ -321,7 +345,7 @@ class Bus:
         with self._lock:
             had_printers, self._printers = self._printers, self._printers + change
             if self._printers and not had_printers:
-                self._stop_printing = self.subscribe(_print_warning, Warned)
+                self._stop_printing = self.subscribe(_print_message, Warned, Informed)
             elif had_printers and not self._printers:
                 self._stop_printing()
 
@@ -348,14 +372,14 @@ class Bus:
         self.emit(Warned(key=f"subscriber:{name}", message=message))
 
 # %% ../../nbs/00_core/40_events.ipynb #9b7122f4
-def _print_warning(event: Event) -> None:
-    if isinstance(event, Warned) and not event.is_repeated:
+def _print_message(event: Event) -> None:
+    if isinstance(event, Informed) or (isinstance(event, Warned) and not event.is_repeated):
         tqdm.write(event.message)  # above a progress bar, if there is one
 
 
 @contextmanager
 def print_warnings(bus: Bus, verbose: bool = True) -> Iterator[None]:
-    """Print the warnings that are emitted inside the context. Does nothing if `verbose` is False."""
+    """Print the warnings and explanations that are emitted inside the context. Do nothing if `verbose` is False."""
     bus._count_printers(+verbose)
     try:
         yield

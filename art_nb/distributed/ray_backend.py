@@ -315,7 +315,7 @@ def _open_endpoint(
     facts = group.facts[0]
     policy: Any = PolicyFacts(torch.device(facts["device"]), getattr(torch, facts["dtype"]), facts["rank"])
     parts: dict[str, Any] = {"policy": policy, "learner": group, "sampler": replicas}
-    chat = ChatFormat(load_tokenizer(weights), warn=bus.warn_once, **chat_options(model))
+    chat = ChatFormat(load_tokenizer(weights), warn=bus.warn_once, inform=bus.inform_once, **chat_options(model))
     names = {"name": model.name, "base_model": spec.base_model, "run": model.run_name}
     runtime = RayRuntime(store=model.store, worker=worker, chat=chat, bus=bus, **names, **parts)
     _restore(runtime, model)

@@ -8,8 +8,8 @@
 
 # %% auto #0
 __all__ = ['DETAIL_LEVELS', 'LIMIT', 'BOX', 'WRAP', 'PRE', 'CELL', 'NUMBER', 'Html', 'visible_text', 'escaped', 'tag',
-           'with_code', 'page_reference', 'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'facts_line',
-           'details']
+           'with_code', 'page_reference', 'DetailLevel', 'fit_to_bytes', 'truncate', 'table', 'number', 'metric_text',
+           'facts_line', 'details']
 
 # %% ../../nbs/80_reports/10_html.ipynb #28233799
 import html
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.jsonable import one_line
 from ..core.machine import documentation_address
 
 # %% ../../nbs/80_reports/10_html.ipynb #3bac3d52
@@ -139,6 +140,15 @@ def number(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return "–" if np.isnan(value) else f"{value:.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def metric_text(
+    name: str,
+    value: float,  # of a rollout
+    max_chars: int = 60,  # of the name
+) -> str:
+    """Return a metric of a rollout as text. A duration has its unit."""
+    return f"{one_line(name, max_chars)} {number(float(value))}" + (" s" if name == "duration" else "")
 
 
 def facts_line(*facts: str) -> Html:

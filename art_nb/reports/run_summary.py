@@ -86,26 +86,45 @@ INTERVAL_NOTE = (
 )
 
 
-def _mean_text(mean: StepMean, finished: int) -> str:
+def _mean_cell(mean: StepMean, finished: int, unit: str) -> Html:
     if not mean.rollouts:
-        return "–"
+        return tag("span", "–")
     number = f", n = {mean.rollouts}" if mean.rollouts != finished else ""
-    return f"{mean.mean:.3g} ({interval_text(mean)}{number})"
+    title = f"mean of {quantity(mean.rollouts, 'rollout')}{_in_groups(mean)}, with its 95 % confidence interval"
+    return tag(
+        "span", f"{mean.mean:.3g}{unit} ({interval_text(mean)}{unit if mean.interval else ''}{number})", title=title
+    )
 
 
+def _in_groups(mean: StepMean) -> str:  # "" for an evaluation whose rollouts are not compared with one another
+    return f" in {quantity(mean.groups, 'group')}" if mean.split == "train" or mean.groups > 1 else ""
+
+
+def _split_name(split: str) -> str:
+    return split if split == "train" else f"{split} (evaluations)"
+
+
+def _table_note(means: Sequence[StepMean]) -> Html:
+    text = "In parentheses: the 95 % confidence interval of the mean."
+    if any(mean.groups > 1 for mean in means):
+        text += " It is the wider of two intervals, one over rollouts and one over groups."
+    return tag("p", text) if any(mean.interval for mean in means) else Html("")
+
+# %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e720c
 def _split_table(index: RolloutIndex, split: str, steps: Sequence[int]) -> Html:
     rewards, facts = [metric_mean(index, split, step) for step in steps], []
     for mean in rewards:
         failed = f", {mean.failed} failed" if mean.failed else ""
-        finished = f"{quantity(mean.rollouts, 'finished rollout')} in {quantity(mean.groups, 'group')}"
-        facts.append(f"step {mean.step} has {finished}{failed}")
+        finished = quantity(mean.rollouts, "finished rollout")
+        facts.append(f"step {mean.step} has {finished}{_in_groups(mean)}{failed}")
     lines = []
     for metric in common_metrics(index, split, steps):
         name = tag("div", one_line(metric, 60), style="min-width:6rem;overflow-wrap:anywhere")
         means = zip((metric_mean(index, split, step, metric) for step in steps), rewards, strict=True)
-        lines.append([name, *(_mean_text(mean, reward.rollouts) for mean, reward in means)])
-    head = tag("p", tag("b", split), f": {'; '.join(facts)}.")
-    return Html(head + table(["metric", *(f"step {step}" for step in steps)], lines))
+        unit = " s" if metric == "duration" else ""
+        lines.append([name, *(_mean_cell(mean, reward.rollouts, unit) for mean, reward in means)])
+    head = tag("p", tag("b", _split_name(split)), f": {'; '.join(facts)}.")
+    return Html(head + table(["metric", *(f"step {step}" for step in steps)], lines) + _table_note(rewards))
 
 
 def _history_line(history: Sequence[Mapping[str, Any]], metric: str) -> str:
@@ -143,16 +162,19 @@ def results_html(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -> H
 def _work_sentences(index: RolloutIndex, history: Sequence[Mapping[str, Any]]) -> list[str]:
     rows, tuned = training_rows(history), sum(any(name.startswith("sft/") for name in row) for row in history)
     seconds = sum(row["time/step_wall_s"] for row in rows if "time/step_wall_s" in row)
-    took = f", which took {format_duration(seconds)} in total" if seconds else ""
+    took = f", which took {format_duration(seconds)} (rollouts and training, without evaluations)" if seconds else ""
     splits = Counter(split for part in index.parts for split in [part.split] * len(part.table))
-    stored = " and ".join(f"{quantity(number, 'rollout')} of {split}" for split, number in splits.items())
+    groups = sum(len(part.names) for part in index.parts if part.split == "train")
+    stored = " and ".join(
+        f"{quantity(number, 'rollout')} of {_split_name(split)}"
+        + (f" in {quantity(groups, 'group')}" if split == "train" else "")
+        for split, number in splits.items()
+    )
     failed = int((index.table["status"] == 1).sum())
     return [
         f"It has {quantity(len(rows), 'finished step')} of reinforcement learning{took}." if rows else "",
         f"It has {quantity(tuned, 'step')} of supervised fine-tuning." if tuned else "",
-        f"The page is based on {stored}, in {quantity(index.groups, 'group')}."
-        if stored
-        else "No rollouts are stored.",
+        f"The page is based on {stored}." if stored else "No rollouts are stored.",
         f"{quantity(failed, 'rollout')} failed." if failed else "",
     ]
 
@@ -217,7 +239,7 @@ def summary_html(
 # %% ../../nbs/80_reports/35_run_summary.ipynb #41527753
 def _pairs(values: Any) -> str:
     values = values.items() if isinstance(values, Mapping) else ()
-    return one_line(", ".join(f"{name}={value}" for name, value in values if value not in (None, {}, [])), 1000)
+    return one_line(", ".join(f"{name}={value}" for name, value in values if value not in (None, "", {}, [])), 1000)
 
 
 def _code_version(git: Mapping[str, Any]) -> str:

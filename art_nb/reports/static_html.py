@@ -33,6 +33,7 @@ from art_nb.reports.html import (
     fit_to_bytes,
     details,
     number,
+    metric_text,
     page_reference,
     truncate,
     table,
@@ -86,9 +87,9 @@ def messages_html(messages: Sequence[dict[str, Any]], level: DetailLevel) -> Htm
 METRICS = ("reward", "advantage", "ruler", "turns", "tools", "tokens")
 
 
-def metrics_of(record: np.void) -> list[float | int]:
+def metrics_of(record: np.void, names: Sequence[str] = METRICS) -> list[float | int]:
     """Return the metrics of a row of the index."""
-    return [record[name].item() for name in METRICS]
+    return [record[name].item() for name in names]
 
 
 def headline(index: RolloutIndex, row: int) -> str:
@@ -109,7 +110,7 @@ def _rollout_line(index: RolloutIndex, row: int) -> str:
 
 def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     shown = [*trajectory.metrics.items()][:24]
-    metrics = ", ".join(f"{one_line(key, 60)} {number(float(value))}" for key, value in shown)
+    metrics = ", ".join(metric_text(key, value) for key, value in shown)
     name, frames, problem = board_of(trajectory)
     grid = _grid(frames[-1]["rows"]) if frames else ""
     return [
@@ -159,7 +160,7 @@ def group_line(index: RolloutIndex, group: int) -> str:
     failed = int((records["status"] == 1).sum())
     is_flat = len(records) and records["flags"][0] & FLAGS["zero_variance"]
     facts = [
-        one_line(ref.name or f"group {ref.position}"),
+        one_line(ref.label),
         f"step {ref.part.step}" if _has_steps(index) else "",
         f"{len(rewards)} rollouts",
         f"reward {rewards.mean():.3g} ± {rewards.std():.3g}" if len(rewards) else "no finished rollout",
@@ -185,12 +186,13 @@ def _shared_messages(index: RolloutIndex, ids: Sequence[int]) -> list[dict[str, 
 
 def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
     """Return a group as HTML: its scores, the shared messages, and the rest of each rollout."""
-    records = index.locate_group(group).rows
-    total = len(records)
+    ref = index.locate_group(group)
+    records, total = ref.rows, len(ref.rows)
+    names = [name for name in METRICS if name != "advantage" or ref.part.split == "train"]
     ids = records["id"][np.argsort(-np.nan_to_num(records["reward"], nan=-np.inf), kind="stable")].tolist()
     selected, shared = _evenly_spaced(ids, level.rollouts), _shared_messages(index, ids[:32])
-    lines = [[int(record["idx_in_group"]), *metrics_of(record)] for record in records[: level.lines]]
-    parts = [table(["rollout", *METRICS], lines)]
+    lines = [[int(record["idx_in_group"]), *metrics_of(record, names)] for record in records[: level.lines]]
+    parts = [table(["rollout", *names], lines)]
     if total > level.lines:
         parts.append(tag("p", tag("i", f"{total - level.lines} more rollouts")))
     if shared:
@@ -201,7 +203,7 @@ def group_html(index: RolloutIndex, group: int, level: DetailLevel) -> Html:
         parts.append(tag("p", tag("i", f"shown in full: {len(selected)} of {total}")))
     return Html("".join(parts))
 
-
+# %% ../../nbs/80_reports/30_static_html.ipynb #240e621a
 def _evenly_spaced(values: Sequence[int], count: int) -> list[int]:
     indices = np.linspace(0, len(values) - 1, min(count, len(values))).round().astype(int)
     return [values[i] for i in np.unique(indices)]
@@ -410,7 +412,8 @@ def static_run(
     groups, selected, heading = [], {}, ""
     if newest is not None and (selected := representative_groups(index, (newest.split, newest.step))):
         groups = np.unique(newest.table["group"]).tolist()
-        heading = f"Groups of step {newest.step}" + ("" if newest.split == "train" else f" ({newest.split})")
+        is_trained = newest.split == "train"
+        heading = f"Groups of step {newest.step}" if is_trained else f"Rollouts of step {newest.step} ({newest.split})"
     store = index.store
     warnings = run_warnings_html(run)
     head, charts = run_head(run, index.title, _about(store), note, lost_line(index)), chart_cards(store.history())

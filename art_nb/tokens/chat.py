@@ -338,7 +338,9 @@ class ChatFormat:
     tool_call_parser : str, optional
         Format of tool calls. Default: the format that the template uses.
     warn : callable
-        Called with a key and a message, for example if the template does not support tools.
+        Called with a key and a message, for example if replies with calls cannot be parsed.
+    inform : callable
+        Called with a key and a message that is not a warning, for example if the template does not support tools.
 
     Raises
     ------
@@ -354,11 +356,12 @@ class ChatFormat:
         memory_bytes: int = 128 << 20,
         tool_call_parser: str | None = None,
         warn: Callable[[str, str], object] = lambda key, message: None,
+        inform: Callable[[str, str], object] = lambda key, message: None,
     ):
         if chat_template is None and tokenizer.chat_template is None:
             raise ServeError("The tokenizer has no chat template. Pass `chat_template`, or use an instruct model.")
         self.tokenizer, self.chat_template, self.template_kwargs = tokenizer, chat_template, template_kwargs or {}
-        self._memory, self._warn = SampledTokenCache(memory_bytes), warn
+        self._memory, self._warn, self._inform = SampledTokenCache(memory_bytes), warn, inform
         CHAT_FORMATS.add(self)
         template = str(chat_template or tokenizer.chat_template)
         self._shows_tools, self._shows_calls = uses_variable(template, "tools"), uses_variable(template, "tool_calls")
@@ -410,7 +413,7 @@ class ChatFormat:
             Whether the text ends with the opening of a reply.
         """
         if tools and not self._shows_tools:
-            self._warn(
+            self._inform(
                 "tools in words",
                 "This model's chat template does not support tools. They are described in the "
                 "system message, and calls are parsed as <tool_call>{…}</tool_call>.",

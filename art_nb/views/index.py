@@ -70,6 +70,12 @@ class GroupRef:
         return self.part.names[self.position - self.part.first_position]
 
     @property
+    def label(self) -> str:
+        """The scenario of the group. If it is unknown, the number in the step: of a group, or of an evaluation."""
+        kind = "group" if self.part.split == "train" else "evaluation"
+        return self.name or f"{kind} {self.position}"
+
+    @property
     def rows(self) -> np.ndarray:
         """The rows of the group."""
         return self.part.table[self.part.table["group"] == self.group]

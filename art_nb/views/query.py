@@ -19,7 +19,7 @@ import numpy as np
 # %% ../../nbs/75_views/10_query.ipynb #58b58821
 FIELDS = {
     "reward": "reward of the trajectory",
-    "advantage": "advantage that training uses",
+    "advantage": "advantage that training uses; evaluations have none",
     "ruler": "score of the judge",
     "turns": "number of model replies",
     "tools": "number of tool calls",
@@ -31,7 +31,7 @@ FIELDS = {
     "index": "index in the group",
     "id": "number of the row",
     "truncated": "a reply ended at the token limit",
-    "zero_variance": "all rewards of the group are equal",
+    "zero_variance": "all rewards of the group are equal; never in evaluations",
     "overridden": "a person changed the score",
     "injection": "the text addresses the judge",
     "exception": "rollouts of the group failed",

@@ -105,7 +105,7 @@ class StepFacts:
 
 def build_table(
     facts: StepFacts,
-    rule: AdvantageRule = ("group", 0.0),  # scale and balance of the advantages
+    rule: AdvantageRule | None = ("group", 0.0),  # scale and balance of the advantages; None: an evaluation
 ) -> np.ndarray:  # COLUMNS [n]; in each group, the failed rollouts follow the finished ones
     """Return the rows of a step."""
     sizes = facts.finished + facts.failed
@@ -121,19 +121,20 @@ def build_table(
     return table
 
 
-def _fill(table: np.ndarray, is_finished: np.ndarray, facts: StepFacts, rule: AdvantageRule) -> None:
+def _fill(table: np.ndarray, is_finished: np.ndarray, facts: StepFacts, rule: AdvantageRule | None) -> None:
     values, metrics = facts.facts, facts.metrics
     rewards = np.split(values["reward"], np.cumsum(facts.finished)[:-1]) if len(facts.finished) else []
-    recorded = _metric(metrics, "advantage")
     table["reward"][is_finished], table["ruler"][is_finished] = values["reward"], _metric(metrics, "ruler_score")
-    table["advantage"][is_finished] = np.where(np.isnan(recorded), _advantages(rewards, *rule), recorded)
     for name in ("turns", "tools", "tokens"):
         table[name][is_finished] = _limited(values[name], COLUMNS[name])
     injection = _metric(metrics, "injection_flag") > 0
     table["flags"][is_finished] = values["truncated"] * FLAGS["truncated"] + injection * FLAGS["injection"]
-    zero_variance = np.array([not has_variance(r) for r in rewards], dtype=bool) * FLAGS["zero_variance"]
-    exception = (facts.failed > 0) * FLAGS["exception"]
-    table["flags"] |= (zero_variance + exception).astype("u2")[table["group"]]
+    flags = (facts.failed > 0) * FLAGS["exception"]
+    if rule is not None:
+        recorded = _metric(metrics, "advantage")
+        table["advantage"][is_finished] = np.where(np.isnan(recorded), _advantages(rewards, *rule), recorded)
+        flags += np.array([not has_variance(r) for r in rewards], dtype=bool) * FLAGS["zero_variance"]
+    table["flags"] |= flags.astype("u2")[table["group"]]
 
 # %% ../../nbs/75_views/20_step_table.ipynb #bea53f16
 def _tool_calls(entry: Any) -> int:
@@ -221,7 +222,7 @@ def table_of_groups(
     return StepTable(
         split,
         step,
-        build_table(facts, rule),
+        build_table(facts, rule if split == "train" else None),
         first_position=first_position,
         stamp=stamp,
         initial_stamp=stamp(),
@@ -477,7 +478,7 @@ def table_of_file(store: RunStore, split: str, step: int, rule: AdvantageRule = 
         np.bincount(group_of_row, minlength=len(numbers)),
         np.array([len(data.get("exceptions") or ()) for data in group_data], np.int64),
     )
-    rows = build_table(facts, rule)
+    rows = build_table(facts, rule if split == "train" else None)
     errors, metrics_of_finished = _errors(rows, group_data), iter(metrics)
     return StepTable(
         split,

@@ -55,7 +55,7 @@ def token_values(
     learner = {name: column[span] for name, column in learner_tokens(record, ref.position, tokens.rows).items()}
     trained = np.isfinite(learner["new"])
     if not trained.any():
-        reason = _not_trained_reason(advantage, record is not None)
+        reason = _not_trained_reason(ref.part.split, advantage, record is not None)
         return values | {"mask": np.full(count, float(reason is None))}, reason
     old = np.where(np.isfinite(learner["old"]), learner["old"], learner["new"])  # unknown: ratio 1, as in the loss
     return values | {
@@ -74,7 +74,9 @@ def _never_trained_reason(span: slice | None, error: Exception | None) -> str:
     return f"not trained: {error}"
 
 
-def _not_trained_reason(advantage: float, recorded: bool) -> str | None:
+def _not_trained_reason(split: str, advantage: float, recorded: bool) -> str | None:
+    if split != "train":
+        return "not trained: this is a rollout of an evaluation"
     if np.isnan(advantage):
         return "not trained: the group has a reward that is not a number"
     if advantage == 0:
@@ -101,12 +103,13 @@ def tokens_reply(index: RolloutIndex, id: int, turn: int) -> ViewReply:
         name: column for name, column in values.items() if 0 < len(column) == len(texts) and np.isfinite(column).any()
     }
     names = [name for name in CHANNELS if name in values]
+    reasons = _REASONS if ref.part.split == "train" else _REASONS | {"advantage": "evaluations have no advantages"}
     reply = {
         "id": id,
         "turn": turn,
         "n": len(texts),
         "text": utf8_text("".join(texts)) if texts else displayed_message(choice)["content"],
-        "why": {name: reason for name, reason in _REASONS.items() if name not in values},
+        "why": {name: reason for name, reason in reasons.items() if name not in values},
         "channels": names,
         "range": {name: [*ends] for name, ends in CHANNELS.items()},
         "mask_why": mask_why,

@@ -64,7 +64,7 @@ test("the index grows with its replies", () => {
   assert.equal(index.count, 2);
   assert.equal(index.stepped, false);
   assert.deepEqual([index.groups[0].mean, index.groups[0].std], [0.5, 0.5]);
-  assert.deepEqual([index.level(0), index.level(0.5), index.level(1)], [0, 0.5, 1]);
+  assert.deepEqual(index.bar(0.5, "left", "width"), { left: "0%", width: "50%" });
   assert.deepEqual(
     [index.has(0, "truncated"), index.has(1, "truncated"), index.has(0, "unknown")],
     [true, false, false],
@@ -83,6 +83,35 @@ test("the index grows with its replies", () => {
   assert.ok(Number.isNaN(index.groups[1].mean));
   assert.deepEqual([index.low, index.high, index.stepped], [0, 5, true]);
   assert.equal(index.groupOf(2).name, "b");
+});
+
+test("reward bars begin at 0, although no reward may be 0", () => {
+  const bars = (...rewards) => {
+    const index = createIndex();
+    index.add(...indexReply(0, rewards, { from: 0, names: ["a"], steps: [1], splits: ["train"], sizes: [2] }));
+    return rewards.map((reward) => Object.values(index.bar(reward, "left", "width")));
+  };
+  assert.deepEqual(bars(-1, 1), [
+    ["0%", "50%"],
+    ["50%", "50%"],
+  ]);
+  assert.deepEqual(bars(-1, 0)[1], ["100%", "0%"]);
+  assert.deepEqual(bars(3, 4)[0], ["0%", "75%"]);
+  assert.deepEqual(bars(0, 0)[0], ["0%", "0%"]);
+});
+
+test("groups without a name have a number, and evaluations are not groups", () => {
+  const index = createIndex();
+  const groups = { from: 0, names: ["", "", "a"], steps: [1, 1, 1], splits: ["train", "val", "val"], sizes: [1, 1, 1] };
+  index.add(...indexReply(0, [0, 1, 2], groups));
+  assert.deepEqual(
+    index.groups.map(({ name, trained }) => [name, trained]),
+    [
+      ["group 0", true],
+      ["evaluation 0", false],
+      ["a", false],
+    ],
+  );
 });
 
 test("a new version of the index replaces the old rows", () => {

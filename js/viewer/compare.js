@@ -39,7 +39,7 @@ export function createCompare(app) {
         sharedMessages.length
           ? h("details.fold", h("summary", summary, muted(" Shown once.")), thread(sharedMessages, {}))
           : muted(summary),
-        shortened ? h("span.badge", "long texts are shortened") : null,
+        shortened && h("span.badge", "long texts are shortened"),
       ),
       h("div.panes", { style: { "--art-panes": String(items.length) } }, items.map(pane)),
     );
@@ -47,7 +47,7 @@ export function createCompare(app) {
     if (focused) step(0);
   }
 
-  function pane(item, n, items) {
+  function pane(item, n) {
     const { id, step, split, index: number, reward, advantage, messages, shared_chars: sharedChars } = item;
     return h(
       "section.pane",
@@ -64,18 +64,13 @@ export function createCompare(app) {
         "header.pane-head",
         h("strong", `#${number}`),
         app.index.stepped && muted(`step ${step}`),
-        items.some((other) => other.split !== split) && muted(marked(split)),
+        split !== "train" && muted(marked(split)),
         h("span.grow"),
         h("span", `reward ${num(reward)}`),
-        h(
-          "span",
-          { class: advantage > 0 ? "art-up" : advantage < 0 ? "art-down" : "art-muted" },
-          advantage == null ? "" : `advantage ${num(advantage, 2)}`,
-        ),
+        advantage != null &&
+          h(`span.${advantage > 0 ? "up" : advantage < 0 ? "down" : "muted"}`, `advantage ${num(advantage, 2)}`),
         iconButton("⤢", `Show only rollout ${number}`, () => app.showOne(id)),
-        ids.length > 2
-          ? iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n)))
-          : null,
+        ids.length > 2 && iconButton("✕", `Remove rollout ${number}`, () => app.compare(ids.filter((_, i) => i !== n))),
       ),
       thread(joinPieces(messages), { paint: app.tokens.painter(id), sharedChars }),
     );
@@ -143,7 +138,7 @@ export function createSteps(app) {
     a.node.onchange = b.node.onchange = compareSteps;
     fill(
       node,
-      h("span.label", "Same scenario", matchedBy === "first messages" ? muted(" (same first messages)") : null),
+      h("span.label", "Same scenario", matchedBy === "first messages" && muted(" (same first messages)")),
       a.node,
       muted("against"),
       b.node,

@@ -36,8 +36,7 @@ export function createFacts(app) {
   function reward({ id, reward: value, breakdown: breakdown = {}, status }) {
     const parts = breakdown.parts ?? [],
       largest = Math.max(1e-9, ...parts.map(([, number]) => Math.abs(number)));
-    const line = (name, number, note) =>
-      number == null ? null : tableRow(name, [num(number), note ? muted(` ${note}`) : null]);
+    const line = (name, number, note) => number != null && tableRow(name, [num(number), note && muted(` ${note}`)]);
     return h(
       "section.card.reward-card",
       h(
@@ -47,23 +46,21 @@ export function createFacts(app) {
         h("button.button", { title: "Set your own score (o)", onclick: () => override(id) }, "Set score"),
       ),
       h("div.override"),
-      parts.length
-        ? table(
-            ".parts",
-            parts.map(([name, number]) =>
-              tableRow(
-                marked(name),
-                h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / largest}%` } }),
-                num(number),
-              ),
+      parts.length > 0 &&
+        table(
+          ".parts",
+          parts.map(([name, number]) =>
+            tableRow(
+              marked(name),
+              h(number < 0 ? "i.minus" : "i.plus", { style: { width: `${(50 * Math.abs(number)) / largest}%` } }),
+              num(number),
             ),
-          )
-        : null,
-      breakdown.sums === true
-        ? h("div.muted", "✓ The parts add up to the reward.")
-        : breakdown.sums === false
-          ? warning("The parts do not add up to the reward.")
-          : null,
+          ),
+        ),
+      breakdown.sums != null &&
+        (breakdown.sums
+          ? h("div.muted", "✓ The parts add up to the reward.")
+          : warning("The parts do not add up to the reward.")),
       table(
         "",
         line("judged (RULER)", breakdown.ruler),
@@ -161,7 +158,7 @@ export function createFacts(app) {
           ),
         ),
       );
-      fill(caption, `${ply + 1} of ${frames.length}`, text ? [" · ", marked(text)] : null);
+      fill(caption, `${ply + 1} of ${frames.length}`, text && [" · ", marked(text)]);
       slider.setAttribute("aria-valuetext", `${ply + 1}${text ? `, ${text}` : ""}`);
     };
     fill(
@@ -196,24 +193,26 @@ export function createFacts(app) {
 
   function pairs(title, values) {
     const rows = Object.entries(values ?? {});
-    return rows.length
-      ? h(
-          "details.fold.card",
-          { open: rows.length <= 8 },
-          h("summary", title, muted(` ${rows.length}`)),
-          table(
-            "",
-            rows.map(([name, value]) =>
-              tableRow(marked(name), typeof value === "number" ? num(value, 4) : marked(value)),
-            ),
+    return (
+      rows.length > 0 &&
+      h(
+        "details.fold.card",
+        { open: rows.length <= 8 },
+        h("summary", title, muted(` ${rows.length}`)),
+        table(
+          "",
+          rows.map(([name, value]) =>
+            tableRow(marked(name), [
+              typeof value === "number" ? num(value, 4) : marked(value),
+              name === "duration" && " s",
+            ]),
           ),
-        )
-      : null;
+        ),
+      )
+    );
   }
   const texts = (title, text, open = false) =>
-    text && text !== "{}"
-      ? h("details.fold.card", { open }, h("summary", title), h("div.text.mono", marked(text)))
-      : null;
+    text && text !== "{}" && h("details.fold.card", { open }, h("summary", title), h("div.text.mono", marked(text)));
 
   return { node, show, override, clear: () => fill(node) };
 }

@@ -57,11 +57,13 @@ export function createFinding(app) {
   /** Show the number of rollouts and how many pass the filter. */
   function count() {
     const total = index.count,
+      groups = index.groups.filter((group) => group.trained).length,
       shownCount = app.order ? app.order.length : app.mask ? app.shown : total;
     fill(
       counts,
-      shownCount === total ? plural(total, "rollout") : `${shownCount} of ${total} rollouts`,
-      index.groups.length > 1 ? ` · ${index.groups.length} groups` : "",
+      shownCount === total
+        ? [plural(total, "rollout"), groups > 1 && ` · ${groups} groups`]
+        : `${shownCount} of ${total} rollouts`,
       index.done ? "" : " · loading",
     );
   }
@@ -95,7 +97,7 @@ export function createFinding(app) {
 
   /** Show these rollouts, either in this order or in their groups. */
   function applySelection(ids, isOrdered, opensFirst) {
-    app.order = isOrdered ? Array.from(ids) : null;
+    app.order = isOrdered ? [...ids] : null;
     app.mask = ids && !isOrdered ? new Uint8Array(index.count) : null;
     app.shown = ids ? ids.length : index.count;
     if (app.mask) for (const id of ids) app.mask[id] = 1;
@@ -131,14 +133,14 @@ export function createFinding(app) {
   /** Request the matches after a rollout. The kernel returns at most 200 at once. @param {string} query @param {number} [afterId] */
   async function requestMatches(query, afterId = -1) {
     const { reply, buffers } = await wire.request("search", { query, after_id: afterId, number: Date.now() });
-    return { ...reply, ids: Array.from(typedArray(buffers[0], "u4")) };
+    return { ...reply, ids: [...typedArray(buffers[0], "u4")] };
   }
 
   /** Append the next matches. Return whether it succeeded. */
   async function loadMatches(matches) {
     matches.loading = true;
     try {
-      const { ids, more, canceled } = await requestMatches(matches.query, matches.ids[matches.ids.length - 1]);
+      const { ids, more, canceled } = await requestMatches(matches.query, matches.ids.at(-1));
       if (canceled) return false;
       matches.ids.push(...ids);
       matches.more = more;

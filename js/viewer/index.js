@@ -22,7 +22,8 @@ export function halves(view) {
 
 /**
  * @typedef {object} Group
- * @property {string} name @property {number} step @property {string} split
+ * @property {string} name scenario, or the number in the step @property {number} step @property {string} split
+ * @property {boolean} trained whether its rollouts are compared with one another; those of an evaluation are not
  * @property {number} first @property {number} size
  * @property {number} mean @property {number} std @property {number} place index of the group in its step
  */
@@ -40,9 +41,8 @@ export function createIndex() {
     total: 0,
     done: false,
     title: "",
-    low: 0,
+    low: 0, // lowest and highest reward of the run; 0 is always between them
     high: 0,
-    hasRewards: false,
     flags: /** @type {Record<string, number>} */ ({}),
     lost: [],
 
@@ -71,14 +71,17 @@ export function createIndex() {
       names.forEach((name, i) => {
         const previous = groups[from + i - 1],
           sameStep = previous && previous.step === steps[i] && previous.split === splits[i];
-        const first = previous ? previous.first + previous.size : 0;
+        const first = previous ? previous.first + previous.size : 0,
+          place = sameStep ? previous.place + 1 : 0,
+          trained = splits[i] === "train";
         groups[from + i] = {
-          name,
+          name: name || `${trained ? "group" : "evaluation"} ${place}`,
+          trained,
           step: steps[i],
           split: splits[i],
           size: sizes[i],
           first,
-          place: sameStep ? previous.place + 1 : 0,
+          place,
           ...rewardStats(index, first, sizes[i]),
         };
       });
@@ -86,17 +89,22 @@ export function createIndex() {
 
     /** Whether the groups come from more than one step or split. */
     get stepped() {
-      return (
-        groups.length > 1 &&
-        (groups[0].step !== groups[groups.length - 1].step || groups[0].split !== groups[groups.length - 1].split)
-      );
+      const first = groups[0],
+        last = groups.at(-1);
+      return Boolean(last) && (first.step !== last.step || first.split !== last.split);
     },
     /** Whether a row has a flag. @param {number} id @param {string} name */
     has: (id, name) => (columns.flags[id] & (index.flags[name] ?? 0)) !== 0,
     /** Return the group of a row. @param {number} id */
     groupOf: (id) => groups[columns.group[id]],
-    /** Return a reward on a scale from 0 (lowest of the run) to 1 (highest). @param {number} reward */
-    level: (reward) => (index.high > index.low ? (reward - index.low) / (index.high - index.low) : 0.5),
+    /**
+     * Return the style of a bar from reward 0 to a reward, on the scale from `low` to `high`.
+     * @param {number} reward @param {string} side property of the start @param {string} size property of the length
+     */
+    bar(reward, side, size) {
+      const percent = (part) => `${Math.round((100 * part) / (index.high - index.low || 1))}%`;
+      return { [side]: percent(Math.min(0, reward) - index.low), [size]: percent(Math.abs(reward)) };
+    },
   };
   return index;
 }
@@ -109,9 +117,8 @@ function rewardStats(index, first, size) {
   for (let id = first; id < first + size; id++) {
     const reward = index.columns.reward[id];
     if (!Number.isFinite(reward)) continue;
-    index.low = index.hasRewards ? Math.min(index.low, reward) : reward;
-    index.high = index.hasRewards ? Math.max(index.high, reward) : reward;
-    index.hasRewards = true;
+    index.low = Math.min(index.low, reward);
+    index.high = Math.max(index.high, reward);
     count += 1;
     sum += reward;
     squares += reward * reward;

@@ -72,13 +72,14 @@ export function createList(app) {
       if (!ids.length && (group.size || app.mask)) return;
       const key = stepKey(group);
       if (headed && key !== step?.key) {
-        step = { key, step: group.step, split: group.split, groups: 0, sum: 0, n: 0 };
+        step = { ...group, key, shown: 0, groups: 0, sum: 0, n: 0 };
         steps.push(step);
         addRow(STEP, steps.length - 1);
         open = isOpen(STEP, steps.length - 1);
       }
       if (step) {
         step.groups += 1;
+        step.shown += ids.length;
         if (Number.isFinite(group.mean)) {
           step.sum += group.mean * group.size;
           step.n += group.size;
@@ -140,12 +141,12 @@ export function createList(app) {
   const caret = (kind, ref) => h("span.caret", { "aria-hidden": "true" }, isOpen(kind, ref) ? "▾" : "▸");
 
   function stepRow(ref) {
-    const { step, split, groups, sum, n } = steps[ref];
+    const { step, split, trained, shown, groups, sum, n } = steps[ref];
     return [
       caret(STEP, ref),
-      h("span.grow", `Step ${step}`, split === "train" ? "" : muted(` ${split}`)),
-      muted(plural(groups, "group")),
-      h("span.num", num(n ? sum / n : NaN)),
+      h("span.grow", `Step ${step}`, !trained && muted(` ${split}`)),
+      muted(trained && !app.mask ? plural(groups, "group") : plural(shown, "rollout")),
+      !app.mask && h("span.num", num(sum / n)), // the mean of all rollouts, not of those that match a filter
     ];
   }
 
@@ -154,54 +155,67 @@ export function createList(app) {
       isConstant = group.size > 1 && index.has(group.first, "zero_variance");
     return [
       caret(GROUP, g),
-      h("span.grow.name", { title: visible(group.name) }, marked(group.name || `group ${group.place}`)),
-      isConstant ? warning("equal rewards", "Nothing is learned from it") : rewardBars(group),
-      h("span.num.mean", { title: "Mean ± standard deviation" }, num(group.mean), muted(` ±${num(group.std, 2)}`)),
+      h("span.grow.name", { title: visible(group.name) }, marked(group.name)),
+      isConstant && warning("equal rewards", "Nothing is learned from it"),
+      app.mask
+        ? muted(`${membersOf(group).length} of ${group.size}`)
+        : [
+            !isConstant && rewardBars(group),
+            h(
+              "span.num.mean",
+              { title: "Mean ± standard deviation" },
+              num(group.mean),
+              muted(` ±${num(group.std, 2)}`),
+            ),
+          ],
     ];
   }
 
-  /** Draw the rewards of a group as bars. A failed rollout is a cross. */
+  const sign = (reward) => (reward < 0 ? ".is-negative" : "");
+
+  /** Draw a reward as a bar that begins at a mark for reward 0. */
+  const rewardBar = (reward) =>
+    explained(
+      "span.level",
+      `reward ${num(reward)}, scale from ${num(index.low)} to ${num(index.high)}`,
+      h(`i${sign(reward)}`, { style: index.bar(reward, "left", "width") }),
+      h("b", { style: index.bar(0, "left", "width") }),
+    );
+
+  /** Draw the rewards of a group as bars. A failed rollout, which has no reward, is an empty box. */
   function rewardBars(group) {
-    const bars = [],
-      labels = [],
-      stride = Math.max(1, Math.ceil(group.size / 16));
-    for (let id = group.first; id < group.first + group.size; id += stride) {
-      const reward = index.columns.reward[id],
-        failed = index.columns.status[id] === 1;
-      labels.push(failed ? "failed" : num(reward));
-      bars.push(
-        h("i", {
-          class: failed ? "art-stick art-is-failed" : "art-stick" + (id === ui.id ? " art-is-this" : ""),
-          style: failed ? {} : { height: `${Math.round(2 + 14 * index.level(reward))}px` },
+    const { reward, status } = index.columns,
+      stride = Math.ceil(group.size / 16),
+      ids = [];
+    for (let id = group.first; id < group.first + group.size; id += stride) ids.push(id);
+    return explained(
+      "span.bars",
+      `rewards ${ids.map((id) => (status[id] ? "failed" : num(reward[id]))).join(", ")}`,
+      ids.map((id) =>
+        h(`i.stick${status[id] ? ".is-failed" : id === ui.id ? ".is-this" : sign(reward[id])}`, {
+          style: index.bar(reward[id], "bottom", "height"),
         }),
-      );
-    }
-    return explained("span.bars", `rewards ${labels.join(", ")}`, bars);
+      ),
+    );
   }
 
   function rolloutRow(id) {
     const { reward, idx_in_group: number, turns, tools, tokens, status, ruler } = index.columns;
     const preview = previews.get(id),
       group = index.groupOf(id),
-      failed = status[id] === 1;
+      failed = status[id];
     const marks = [
-      ["truncated", "truncated", "It reached the token limit"],
-      ["overridden", "human", "A person set this score"],
-      ["injection", "injection", "It addresses the judge"],
+      ["truncated", "It reached the token limit"],
+      ["overridden", "A person set this score", "human"],
+      ["injection", "It addresses the judge"],
     ].filter(([flag]) => index.has(id, flag));
     return [
-      h("span.nth.muted", { title: "Select" }, app.picked.has(id) ? "✓" : `${number[id]}`),
-      h(
-        "span",
-        { class: `art-level${failed ? " art-is-failed" : ""}`, "aria-hidden": "true" },
-        failed ? null : h("i", { style: { width: `${Math.round(100 * index.level(reward[id]))}%` } }),
-      ),
+      h("span.nth.muted", { title: "Select" }, app.picked.has(id) ? "✓" : number[id]),
+      failed ? h("span.level.is-failed") : rewardBar(reward[id]),
       h("span.num.reward", failed ? "failed" : num(reward[id])),
-      flat
-        ? h("span.muted", `${group.split === "train" ? "" : `${group.split} `}step ${group.step}, group ${group.place}`)
-        : null,
+      flat && muted(group.trained ? `step ${group.step}, group ${group.place}` : `${group.split} step ${group.step}`),
       h("span.grow.preview", preview ? marked(preview.preview) : "…"),
-      marks.map(([, label, hint]) => warning(label, hint)),
+      marks.map(([flag, hint, label = flag]) => warning(label, hint)),
       explained(
         "span.muted.size",
         `${plural(turns[id], "turn")}, ${plural(tools[id], "tool call")}, ${plural(tokens[id], "token")}` +

@@ -38,7 +38,7 @@ export function createObjective(app) {
         ),
         iconButton("✕", "Close", () => app.tokens.choose(null)),
       ),
-      ui.objective ? terms : null,
+      ui.objective && terms,
     );
     if (ui.objective) loadTerms(terms);
     scrollToToken();
@@ -54,7 +54,7 @@ export function createObjective(app) {
     try {
       const { reply } = await app.wire.request("objective", { id, turn, token: k });
       if (request === requests)
-        fill(node, reply.why ? h("p.note", marked(reply.why)) : null, reply.losses?.length ? table(reply) : null);
+        fill(node, reply.why && h("p.note", marked(reply.why)), reply.losses?.length > 0 && table(reply));
       scrollToToken();
     } catch (error) {
       if (request === requests) fill(node, h("p.note", marked(error.message)));
@@ -81,7 +81,7 @@ export function createObjective(app) {
         allEqual = values.every((value) => value === values[0]);
       const symbol = losses.map((loss) => findTerm(loss, name)?.symbol).find(Boolean) ?? "";
       const node = tableLine(
-        [name, symbol.length < 9 && symbol !== name ? muted(" ", symbol) : null],
+        [name, symbol.length < 9 && symbol !== name && muted(" ", symbol)],
         allEqual ? cells.slice(0, 1) : cells,
         allEqual ? "" : "art-differs",
       );
@@ -92,7 +92,7 @@ export function createObjective(app) {
     return h(
       "div.scroll",
       { tabIndex: 0, role: "region", label: "Loss terms" },
-      assumed && !recorded ? h("p.note", marked(assumed)) : null,
+      assumed && !recorded && h("p.note", marked(assumed)),
       h(
         "table.table.terms",
         h(
@@ -105,7 +105,7 @@ export function createObjective(app) {
                 loss.trainer ? "th.is-ours" : "th",
                 { scope: "col" },
                 loss.name,
-                loss.trainer ? h("span.badge.is-good", "used in training") : null,
+                loss.trainer && h("span.badge.is-good", "used in training"),
               ),
             ),
           ),

@@ -88,15 +88,15 @@ export function createReader(app) {
       traceback && h("details.fold", h("summary", "traceback"), h("div.text.mono", marked(traceback))),
     );
 
-  function drawCrumbs({ id, step, split, index: number, link, place }) {
+  function drawCrumbs({ id, step, split, index: number, link }) {
     const group = index.groupOf(id);
     fill(
       crumbs,
-      index.stepped && h("span", `step ${step}`, split === "train" ? "" : ` ${split}`, muted(" › ")),
-      h("span.name", { title: visible(group?.name) }, marked(group?.name || `group ${place}`)),
+      index.stepped && h("span", `step ${step}`, !group.trained && ` ${split}`, muted(" › ")),
+      h("span.name", { title: visible(group.name) }, marked(group.name)),
       muted(" › "),
       h("strong", { title: "Counted from 0" }, `rollout ${number}`),
-      muted(` of ${group?.size ?? 1}`),
+      muted(` of ${group.size}`),
       h("button.button", { title: `(y) ${visible(link)}`, onclick: copyLink }, "Copy link"),
     );
     crumbs.dataset.link = link;

@@ -11,7 +11,7 @@ const FULL_TEXT = new WeakMap();
 export function joinPieces(messages) {
   const out = [];
   for (const message of messages) {
-    const last = out[out.length - 1];
+    const last = out.at(-1);
     if (message.piece > 0 && last && last.i === message.i && last.history === message.history) {
       last.content += message.content ?? "";
       if (message.thinking) last.thinking = (last.thinking ?? "") + message.thinking;
@@ -94,8 +94,8 @@ function toolCall({ name, arguments: args }, result) {
   const summary = [
     h("span.fn", marked(name)),
     h("span.args", shorten(args ?? "", 70)),
-    failed ? h("span.badge.is-bad", "error") : null,
-    !result ? h("span.badge", "no result") : null,
+    failed && h("span.badge.is-bad", "error"),
+    !result && h("span.badge", "no result"),
   ];
   return fold(
     summary,
@@ -136,10 +136,8 @@ function messageNode(message, results, { paint, sharedChars = null }) {
       : null,
     sharedChars !== null
       ? textFromDifference(content, sharedChars)
-      : content
-        ? foldedText(content, MAX_LINES[role] ?? 24)
-        : null,
-    !content && !calls.length && !thinking ? muted("(empty)") : null,
+      : content && foldedText(content, MAX_LINES[role] ?? 24),
+    !content && !calls.length && !thinking && muted("(empty)"),
   ];
   const foldable = role === "system" || role === "developer" || role === "tool";
   if (foldable && sharedChars === null) {
@@ -163,12 +161,12 @@ function messageNode(message, results, { paint, sharedChars = null }) {
     h(
       "header.who",
       h("span.role", visible(role)),
-      message.name ? muted(marked(message.name)) : null,
-      turn != null ? muted(`turn ${turn}`) : null,
-      message.finish_reason === "length" ? warning("truncated", "The reply reached the token limit") : null,
-      role === "assistant" && turn == null
-        ? h("span.badge", { title: "Not sampled from this model, never trained" }, "given")
-        : null,
+      message.name && muted(marked(message.name)),
+      turn != null && muted(`turn ${turn}`),
+      message.finish_reason === "length" && warning("truncated", "The reply reached the token limit"),
+      role === "assistant" &&
+        turn == null &&
+        h("span.badge", { title: "Not sampled from this model, never trained" }, "given"),
     ),
     body,
     // Outside of the body: colored tokens replace the body, but not the results of its calls.

@@ -57,11 +57,10 @@ export function legend(channel, range = RANGES[channel]) {
   return h(
     "span.legend",
     { role: "img", label: `${description}; from ${ends[0]} to ${ends[1]}` },
-    h("span", `${description}: `),
-    h("span", ends[0]),
+    `${description}: ${ends[0]}`,
     steps.map((step) =>
       h("span", { class: `art-tk art-tk-${step}` }, step === "z" && channel !== "gradient" ? num(middle) : "ab"),
     ),
-    h("span", ends[1]),
+    ends[1],
   );
 }

@@ -152,11 +152,7 @@ export function createTokens(app) {
     const rows = [];
     if (values.logprob)
       rows.push(["log probability", num(valueOf("logprob"))], ["probability", num(Math.exp(valueOf("logprob")))]);
-    for (const [name, label] of [
-      ["entropy", "entropy"],
-      ["advantage", "advantage"],
-      ["ratio", "importance ratio"],
-    ])
+    for (const [name, label = name] of [["entropy"], ["advantage"], ["ratio", "importance ratio"]])
       if (values[name]) rows.push([label, num(valueOf(name))]);
     if (values.mask) rows.push(["trained", valueOf("mask") > 0 ? "yes" : "no"]);
     if (turnView.gradients?.raw) rows.push(["∂loss/∂logprob", num(turnView.gradients.raw[k])]);

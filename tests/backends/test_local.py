@@ -20,7 +20,7 @@ from support.registered import QUESTION, a_group, ask, heard, saved_adapter, unt
 from transformers import PreTrainedModel
 
 import art_nb as art
-from art_nb.core.events import Bus, CheckpointSaved, SignalReport, Warned
+from art_nb.core.events import Bus, CheckpointSaved, Informed, SignalReport, Warned, print_warnings
 from art_nb.core.types import ServeError, StoreError, TrainConfig, TrainError, TrainSFTConfig
 from art_nb.learners import checkpoints
 from art_nb.models.gguf import LOADING
@@ -245,6 +245,17 @@ async def test_the_models_own_template_prints_its_prompts(named, local, tmp_path
     choice = (await a_group(model, size=1)).trajectories[0].messages_and_choices[-1]
     prompt = local.runtime(model).chat.tokenizer.decode(choice.model_extra["prompt_token_ids"])
     assert prompt == f"calm: {QUESTION[0]['content']} ->"
+
+
+async def test_a_template_without_tools_is_explained_without_a_warning(named, local, capsys):
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    model, events = named(), heard(local, Informed, Warned)
+    await model.register(local)
+    with print_warnings(local.bus):
+        for _ in range(2):
+            await ask(model, tools=[tool])
+    assert [type(event) for event in events] == [Informed]
+    assert capsys.readouterr().out.count("This model's chat template does not support tools.") == 1
 
 
 @pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"\xff", "can't decode")], ids=["none", "bytes"])

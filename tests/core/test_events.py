@@ -148,11 +148,13 @@ def test_a_warning_is_printed_once_by_overlapping_contexts(capsys):
         bus.warn_once("b", "second")
         print_once(bus, "third")
         print_once(bus, "third")
+        bus.inform_once("g", "explained")
+        bus.inform_once("g", "explained")
     with print_warnings(bus, verbose=False):
         bus.warn_once("d", "fourth")
     print_once(bus, "fifth")
     bus.warn_once("f", "sixth")
-    assert capsys.readouterr().out.split() == ["first", "second", "third", "fifth"]
+    assert capsys.readouterr().out.split() == ["first", "second", "third", "explained", "fifth"]
 
 
 def test_the_run_is_stamped_and_warnings_are_said_once():

@@ -128,6 +128,86 @@ def test_a_press_or_a_click_of_a_screen_reader_selects_a_row(opened):
     settled(page, "rollout 3")
 
 
+def evaluated(path):
+    """A run whose rewards reach from -1 to 1, with evaluations of 12 and of 3 games."""
+    store = art.RunStore(path)
+    store.write_groups("train", 2, [games(seed, 4) for seed in range(2)])
+    for group, rewards in ((games(9, 12), [1.0, 0.0, -1.0, 1.0]), (games(8, 3), [0.5, 0.5, 0.5])):
+        for i, trajectory in enumerate(group):
+            trajectory.reward = rewards[i % len(rewards)]
+            trajectory.metrics["duration"], trajectory.metadata = 23.75, {}
+        group.metadata = {"scenario_id": "evaluation"} if len(group) == 12 else {}
+        store.write_groups("val", 2 if len(group) == 12 else 1, [group])
+    return store
+
+
+def test_an_evaluation_has_no_groups_and_no_advantages(opened, tmp_path):
+    page = opened(evaluated(tmp_path / "run"), height=1200)
+    assert page.inner_text(".art-bar >> nth=0").replace("\n", " ").startswith("run 23 rollouts · 2 groups")
+    heads = [row.inner_text().replace("\n", " ") for row in page.locator(".art-row-step").all()]
+    assert heads == [
+        "▾ Step 2 2 groups " + heads[0].split()[-1],
+        "▾ Step 2 val 12 rollouts 0.25",
+        "▾ Step 1 val 3 rollouts 0.5",
+    ]
+    assert "advantage" in page.inner_text(".art-facts")
+    assert page.locator(".art-row", has_text="equal rewards").count() == 0
+    page.panel.goto("run/val/2/0/3")
+    settled(page, "rollout 3")
+    assert selected(page) == "step 2 val › evaluation › rollout 3 of 12"
+    assert "advantage" not in page.inner_text(".art-facts") and "23.75 s" in page.inner_text(".art-facts")
+    page.panel.goto("run/val/1/0/1")
+    settled(page, "rollout 1")
+    assert selected(page) == "step 1 val › evaluation 0 › rollout 1 of 3"
+    page.click("text=Best")
+    page.wait_for_selector("[role=listbox]")
+    assert (
+        "val step 2" in (row := page.locator(".art-row", has_text="val step 2").first.inner_text())
+        and "group" not in row
+    )
+    page.panel.goto("run/val/2/0/3")
+    settled(page, "rollout 3")
+    page.select_option(COLOR, "advantage")
+    page.wait_for_selector("text=evaluations have no advantages")
+
+
+def test_the_bar_of_a_reward_begins_at_zero(opened, tmp_path):
+    page = opened(evaluated(tmp_path / "run"), height=1200)
+    page.panel.goto("run/val/2/0/0")
+    settled(page, "rollout 0 of 12")
+    bars = [row.locator(".art-level") for row in page.locator(".art-row-rollout").all()[8:11]]
+    for bar, reward, (start, end) in zip(bars, ("1", "0", "−1"), ((0.5, 1), (0.5, 0.5), (0, 0.5)), strict=True):
+        assert bar.get_attribute("aria-label") == bar.get_attribute("title") == f"reward {reward}, scale from −1 to 1"
+        box, filled = bar.bounding_box(), bar.locator("i").evaluate("(bar) => bar.getBoundingClientRect().toJSON()")
+        assert filled["left"] == pytest.approx(box["x"] + start * box["width"], abs=0.6)
+        assert filled["right"] == pytest.approx(box["x"] + end * box["width"], abs=0.6)
+        zero = bar.locator("b").bounding_box()
+        assert zero["x"] == pytest.approx(box["x"] + box["width"] / 2, abs=0.6) and zero["width"] >= 1
+    sticks = page.locator(".art-row-group", has_text="evaluation").first.locator(".art-stick")
+    high, zero, low = (sticks.nth(n).bounding_box() for n in (0, 1, 2) if sticks.count() >= 3)
+    assert high["y"] + high["height"] == pytest.approx(low["y"], abs=1)
+    assert zero["height"] <= 2 < min(high["height"], low["height"])
+
+
+def test_with_a_filter_the_headings_count_the_matches(opened, tmp_path):
+    page = opened(evaluated(tmp_path / "run"))
+    page.fill("[aria-label=Filter]", "split = val and reward = 0")
+    page.wait_for_function("document.querySelector('.art-bar').textContent.includes('3 of 23 rollouts')")
+    calm(page)
+    assert page.locator(".art-row-step").first.inner_text().replace("\n", " ") == "▾ Step 2 val 3 rollouts"
+    assert page.locator(".art-row-group").first.inner_text().replace("\n", " ") == "▾ evaluation 3 of 12"
+    assert "groups" not in page.inner_text(".art-bar >> nth=0")
+    assert page.locator(".art-mean").count() == 0
+
+
+def test_a_small_board_is_visible_in_a_narrow_panel(opened, tmp_path):
+    page = opened(evaluated(tmp_path / "run"), width=870, height=1000)
+    page.wait_for_selector(".art-grid")
+    side, board = page.locator(".art-side").bounding_box(), page.locator(".art-grid").bounding_box()
+    assert board["y"] + board["height"] <= side["y"] + side["height"]
+    assert page.locator("[aria-label='Board number']").bounding_box()["y"] < side["y"] + side["height"]
+
+
 def test_a_failed_rollout_says_why(opened):
     page = opened(games(0, 2, failed=1))
     press(page, "J", "J")

@@ -8,7 +8,7 @@ import pytest
 from support.conversations import say
 from support.ui import browser  # noqa: F401
 
-from art_nb.core.events import Failed, Warned
+from art_nb.core.events import Failed, Informed, Warned
 from art_nb.core.files import append_lines
 from art_nb.reports import report as report_module
 from art_nb.reports.html import DETAIL_LEVELS
@@ -94,8 +94,8 @@ def test_the_summary_names_model_steps_time_and_change(tmp_path):
     for part in (
         "Goal (docstring of the rollout): Win &lt;at&gt; chess.",
         "the run chess, trained from smollm2-135m.",
-        "4 finished steps of reinforcement learning, which took 6 min in total.",
-        "based on 49 rollouts of train and 24 rollouts of val, in 14 groups. 1 rollout failed.",
+        "4 finished steps of reinforcement learning, which took 6 min (rollouts and training, without evaluations).",
+        "based on 49 rollouts of train in 12 groups and 24 rollouts of val (evaluations). 1 rollout failed.",
         "Its status is &#x27;stopped&#x27; at step 4 of 9.",
         "The mean train reward was 3.5 (95 % interval 1.02 to 5.98) at step 1 and 6.5 (95 % interval 4.02 to 8.98)",
         "The train intervals of steps 1 and 4 overlap, so the change may be chance.",
@@ -117,6 +117,37 @@ def test_the_results_are_the_first_and_the_last_step_with_n(tmp_path):
     assert f"0.055 ({low:.3g} to {high:.3g})" in results
 
 
+def test_an_evaluation_has_no_groups_and_no_advantages(tmp_path):
+    page = shown(a_run(tmp_path), tmp_path)
+    text = text_of(page)
+    assert "val (evaluations) : step 0 has 12 finished rollouts; step 4 has 12 finished rollouts." in text
+    train, _, val = page.partition("Best and worst rollouts of step 4 (train)")[2].partition("of step 4 (val)")
+    assert train.count(" · advantage ") == 6
+    assert " · advantage " not in val.partition("<h2>")[0] and val.count("highest reward · opening · rollout ") == 3
+    store = RunStore(tmp_path / "several")
+    store.write_groups("val", 1, [group([0, 1]), group([0, 2])])
+    assert "val (evaluations) : step 1 has 4 finished rollouts in 2 groups." in text_of(shown(store, tmp_path))
+
+
+def test_intervals_are_explained_below_their_table(tmp_path):
+    page = shown(a_run(tmp_path), tmp_path)
+    results = page.partition("<h2>Results</h2>")[2].partition("<h2>Setup</h2>")[0]
+    train, val = re.findall(r"</table></div><p>(.*?)</p>", results)
+    assert train.startswith("In parentheses: the 95 % confidence interval") and "wider of two intervals" in train
+    assert val == "In parentheses: the 95 % confidence interval of the mean."
+    assert 'title="mean of 12 rollouts in 3 groups, with its 95 % confidence interval">6.5 (4.02 to 8.98)' in results
+    assert 'title="mean of 12 rollouts, with its 95 % confidence interval">' in results
+
+
+def test_durations_have_a_unit_and_the_band_is_explained(tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.write_groups("train", 1, [group([0, 1, 2], duration=23.75)])
+    store.append_history({"step": 1, "train/reward": 1.0, "train/reward_std_dev": 0.125})
+    text = text_of(shown(store, tmp_path))
+    assert "duration 23.8 s (all equal)" in text and "· duration 23.75 s" in text
+    assert "1 ± 0.125" in text and "the standard deviation of the rewards of a group" in text
+
+
 def test_the_setup_is_that_of_the_latest_session(tmp_path):
     store = a_run(tmp_path)
     write_session(store, session(step=2, options={"steps": 4, "seed": 8, "learning_rate": 2e-3}))
@@ -136,6 +167,9 @@ def test_the_setup_is_that_of_the_latest_session(tmp_path):
     ):
         assert part in setup, part
     assert "hidden" not in setup
+    empty = session(engine={"backend": "LocalBackend", "seed_limits": ""})
+    write_session(store, empty)
+    assert "engine backend=LocalBackend changed" in text_of(shown(store, tmp_path))
 
 
 @pytest.mark.parametrize("value", [None, 3, "text", [1], {"a": [None]}, {"rank": {}, "commit": 7, "seed": [1]}])
@@ -168,6 +202,13 @@ def test_every_warning_is_listed_and_equal_ones_are_counted(tmp_path):
     assert "warnings and failures: 404" in page
     assert "3 ×" in page and page.count("RuntimeError: no memory") == 1
     assert "failed: step 5" in page and "line 12 of &lt;loss&gt;" in page
+
+
+def test_an_explanation_is_not_a_warning(tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.append_event(Informed(key="tools in words", message="The template does not support tools."))
+    text = text_of(shown(store, tmp_path))
+    assert "contains no warnings and no failures" in text and "does not support tools" not in text
 
 
 def test_a_finding_that_ended_is_still_listed(tmp_path):
@@ -363,6 +404,19 @@ def test_a_goal_and_a_comparison():
     assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
     assert " at step 1, 8.5 (95 % interval " in reward_sentence(means)
+
+
+def test_a_usual_table_of_steps_is_not_cut_off(browser, tmp_path):  # noqa: F811
+    store = RunStore(tmp_path / "run")
+    names = "train/reward loss/entropy loss/grad_norm train/completion_tokens val/reward train/reward_std_dev "
+    names += "offpolicy/kl_sampler loss/train time/step_wall_s train/win val/win train/illegal val/illegal"
+    store.append_history({"step": 1} | dict.fromkeys(names.split(), -0.0043121))
+    page = browser.new_page(viewport={"width": 1300, "height": 800})
+    page.goto(f"file://{report(store, tmp_path / 'report.html')}")
+    assert "val/illegal" in page.inner_text("table >> nth=-1")
+    sizes = "(all) => all.map((table) => table.parentNode.scrollWidth - table.parentNode.clientWidth)"
+    assert not any(page.locator("table").evaluate_all(sizes))
+    page.close()
 
 
 COLOR = """name => { const probe = document.createElement('p'); document.body.append(probe);

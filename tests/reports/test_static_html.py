@@ -285,7 +285,7 @@ def test_a_run_that_failed_before_its_first_step_shows_its_evaluation(tmp_path):
     RunStore(tmp_path).append_event(Failed(where="step 1", message="ValueError: the reward is missing"))
     run = Run.attach(tmp_path)
     shown = static_html(run)
-    assert "Groups of step 0 (val)" in shown and "reward 0.5" in shown
+    assert "Rollouts of step 0 (val)" in shown and "reward 0.5" in shown and "advantage" not in shown
     assert static_form(run).count("the reward is missing</div>") == 1
     assert "⚠ Nothing is learned: &lt;b&gt;" in static_form(run)
 

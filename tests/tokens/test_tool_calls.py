@@ -231,17 +231,18 @@ CHATML = (
 
 
 def test_a_template_without_tools_gets_them_as_text():
-    said = []
+    said, warned = [], []
     chat = ChatFormat(
         spelling_tokenizer(["<|im_start|>", "<|im_end|>"], "<|im_end|>", CHATML),
-        warn=lambda key, text: said.append(text),
+        warn=lambda key, text: warned.append(text),
+        inform=lambda key, text: said.append(text),
     )
     messages = [{"role": "system", "content": "Play well."}, {"role": "user", "content": "go"}]
     prompt = chat.prompt_ids(messages, TOOLS)
     text = chat.tokenizer.decode(prompt)
     assert text.startswith("<|im_start|>system\nPlay well.")
     assert json.dumps(TOOLS[0]) in text
-    assert "does not support tools" in said[0]
+    assert "does not support tools" in said[0] and not warned
     ids, text = sampled(chat, f"I see.\n{FAMILIES['hermes'][3]}")
     reply = chat.reply(text, TOOLS)
     chat.remember(messages, TOOLS, prompt, ids, reply)

@@ -265,6 +265,26 @@ def test_groups_that_nothing_names_are_judged_one_by_one(tmp_path):
     assert (told["override"], told["ruler"], told["trained"]) == (0.3, None, "")
 
 
+def test_an_evaluation_has_no_advantages_and_no_flat_groups(tmp_path):
+    store, groups = RunStore(tmp_path), random_groups(0)
+    groups[0].trajectories[:] = [thread("a", reward=1.0, metrics={"advantage": 2.0}), thread("b", reward=1.0)]
+    for split in ("train", "val", "test"):
+        store.write_groups(split, 1, groups)
+    index, flat = load_all(store), FLAGS["zero_variance"]
+    tables = {part.split: part.table for part in index.parts}
+    assert np.isfinite(tables["train"]["advantage"]).any() and (tables["train"]["flags"] & flat).any()
+    for split in ("val", "test"):
+        assert np.isnan(tables[split]["advantage"]).all() and not (tables[split]["flags"] & flat).any()
+        for name in ("reward", "turns", "tools", "tokens", "status"):
+            np.testing.assert_array_equal(tables[split][name], tables["train"][name])
+        in_memory = table_of_groups(split, 1, groups)
+        np.testing.assert_array_equal(in_memory.table["advantage"], tables[split]["advantage"])
+        np.testing.assert_array_equal(in_memory.table["flags"], tables[split]["flags"])
+    assert [index.locate_group(int(tables[split]["group"][0])).label for split in tables] == [
+        index.locate_group(0).name or f"{kind} 0" for kind in ("group", "evaluation", "evaluation")
+    ]
+
+
 def test_an_empty_first_group_takes_nothing_from_the_next(tmp_path):
     groups = [TrajectoryGroup([]), TrajectoryGroup([thread("?", "x", reward=1)], metadata={"scenario_id": "s"})]
     store = RunStore(tmp_path)
