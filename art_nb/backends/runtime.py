@@ -160,7 +160,7 @@ class ModelRuntime:
         name, _, step = served.rpartition("@")
         if name == self.name and step.isdecimal():
             steps = ", ".join(map(str, sorted({*self.store.steps_saved(), self.step})))
-            message = f"{name} has no checkpoint of step {step}. Available steps: {steps}."
+            message = f"Unknown model {served!r}: there is no checkpoint of step {step}. Available steps: {steps}."
         else:
             message = (
                 f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
