@@ -63,7 +63,9 @@ def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir
     command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
-    *_, untrained, warmed_up, trained, baselines, _, _, games, lost, report, _, results = done.stdout.splitlines()
+    *_, untrained, warmed_up, trained, baselines, _, _, games, lost, report, _, delete, results = (
+        done.stdout.splitlines()
+    )
     assert [line.split()[:2] for line in (untrained, warmed_up, trained)] == [
         ["untrained", "won"],
         ["warmed-up", "won"],
@@ -73,6 +75,10 @@ def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir
     assert "step = 2 and split = val and reward = 0" in lost
     assert games.split()[-3:-1] == ["view", "--notebook"]
     assert games.split()[-1] == report.split()[-1]
+    assert re.search(rf"rm -r {report.split()[-1]}  \(it takes \d+ MB, mostly checkpoints\)$", delete)
+    assert [line[:12] for line in done.stdout.splitlines() if " of 5: " in line] == [
+        f"Stage {i} of 5" for i in range(1, 6)
+    ]
     run = art.open_run(tic_tac_toe / report.split()[-1])
     assert [row["step"] for row in run.history() if "train/reward" in row] == [2]
     told = json.loads(results)

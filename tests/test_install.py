@@ -70,6 +70,17 @@ def test_pinned_packages_are_installed_in_parallel(root, install, tmp_path):
     call(python, "-c", "import h11, idna, sniffio")
 
 
+def test_the_installer_counts_packages_of_this_machine_and_prints_a_kind_of_warning_once(root, install, tmp_path):
+    python, file = install(), tmp_path / "pins.txt"
+    other = re.sub(r" \\", ' ; sys_platform == "other" \\\\', pinned(root, "sniffio"), count=1)
+    file.write_text(pinned(root, "idna") + other)
+    env = os.environ | {"PIP_FIND_LINKS": f"{tmp_path}/no-a {tmp_path}/no-b"}
+    command = [python, root / "tools" / "install.py", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.splitlines()[-1] == "1 packages are installed."
+    assert done.stderr.count("a non-existing path") == 1
+
+
 def test_a_wrong_hash_is_an_error_with_the_output_of_pip(root, install, tmp_path):
     python, file = install(), tmp_path / "pins.txt"
     file.write_text(pinned(root, "idna", "h11") + "sniffio==1.3.1 \\\n    --hash=sha256:" + "0" * 64 + "\n")

@@ -86,6 +86,10 @@ class LoadSettings:
         Arguments with which Unsloth loads its model.
     plan : bool
         Whether the memory is planned on every device. On CUDA, it always is.
+    port : int
+        The port of the endpoint. 0 selects a free port.
+    api_key : str, optional
+        The API key of the endpoint. The default is a random key.
     """
 
     sampler: str = "auto"
@@ -99,6 +103,8 @@ class LoadSettings:
     engine_args: dict[str, Any] = field(default_factory=dict)
     init_args: dict[str, Any] = field(default_factory=dict)
     plan: bool = False
+    port: int = 0
+    api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def of_profile(cls, profile: str | None, device: str | None, **options: Any) -> "LoadSettings":
@@ -389,8 +395,8 @@ def load_runtime(
             **vars(parts),
         )
         _load_first_or_newest(runtime, model)
-        runtime.endpoint = Endpoint(runtime.sampler, chat, runtime.resolve, runtime.names)
-        runtime.endpoint.start()
+        runtime.endpoint = Endpoint(runtime.sampler, chat, runtime.resolve, runtime.names, settings.api_key)
+        runtime.endpoint.start(port=settings.port)
         cleanup.pop_all()
     return runtime
 
@@ -482,10 +488,13 @@ def describe_runtime(
 ) -> str:
     """Return the memory plans, and one line about a runtime: model, devices, dtype, engines, step and address."""
     policy, sampler_device = runtime.policy, runtime.sampler_device
-    dtype = dtype_name(policy.dtype)
+    dtype, sampled_by = dtype_name(policy.dtype), engines.sampler_text
+    if engines.sampler == "transformers":
+        has_kernels = (sampler_device or runtime).policy.has_native_decoder
+        sampled_by = "the embedded sampler" + (" with native kernels" if has_kernels else "")
     line = (
         f"{runtime.name}: {runtime.base_model} on {policy.device} in {dtype}, "
-        f"sampled by {engines.sampler_text}{'' if sampler_device is None else f' on {sampler_device.policy.device}'}, "
+        f"sampled by {sampled_by}{'' if sampler_device is None else f' on {sampler_device.policy.device}'}, "
         f"trained by {engines.learner_text} (rank {policy.rank}); "
         f"step {runtime.step}; endpoint {runtime.endpoint.base_url}"
     )

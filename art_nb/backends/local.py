@@ -128,7 +128,7 @@ def batch_progress(
     runtime: ModelRuntime,
     label: str,  # in front of the bar
     total: int | None = None,  # number of batches; None: unknown until the first one is complete
-) -> Iterator[None]:
+) -> Iterator[Callable[[float], None]]:  # a function that receives the number of batches, such as 1.5
     """Show a progress bar of batches if the backend is verbose. For SFT, it contains the first and the latest loss."""
     with (
         progress_bar(total=total, desc=f"{label} {runtime.name}", unit="batch", disable=not runtime.verbose) as bar,
@@ -136,17 +136,22 @@ def batch_progress(
     ):
         losses: list[float] = []
 
+        def show(done: float) -> None:
+            done = round(done, 1)
+            bar.n = int(done) if done == int(done) else done
+            bar.update(0)
+
         def advance(event: Event) -> None:
             if isinstance(event, GradientStep) and event.run == runtime.run:
                 bar.total = event.micro_batches
                 if event.loss is not None:
                     losses.append(event.loss)
                     bar.set_postfix_str(f"loss {losses[0]:.3g} → {losses[-1]:.3g}", refresh=False)
-                bar.update(event.micro_batch - bar.n)
+                show(event.micro_batch)
 
         unsubscribe = runtime.bus.subscribe(advance, GradientStep)
         try:
-            yield
+            yield show
         finally:
             unsubscribe()
 
@@ -155,9 +160,9 @@ async def _train_with_progress(
     runtime: ModelRuntime, trajectories: Iterable[Trajectory], config: TrainSFTConfig
 ) -> LocalTrainResult:
     total = math.ceil(len(trajectories) / sft_batch_size(config)) if isinstance(trajectories, Sized) else None
-    with batch_progress(runtime, "SFT", total):
+    with batch_progress(runtime, "SFT", total) as show:
         options = planned_options(runtime.plan)
-        return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options)
+        return await runtime.worker.result(train_sft_step, runtime, trajectories, config, options, show)
 
 # %% ../../nbs/50_backends/40_local.ipynb #ef746112
 class LocalBackend:

@@ -148,19 +148,26 @@ class ModelRuntime:
         key = self.key() if name == self.name else name
         loaded = key in self.sampler.loaded()
         if not loaded and key not in self.names():
-            raise ServeError(
-                f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
-                "Pass `model=model.get_inference_name()`. "
-                f"If `art-nb serve` runs this endpoint, start it with `--name {served}`.",
-                status=404,
-                param="model",
-            )
+            raise self._unknown_model(served)
         self.last_requests[key] = time.monotonic()  # set before loading: a step that ends now must not unload it
         if not loaded:
             step = int(key.rpartition("@")[2])
             with oom_as_error(ServeError, f"Loading the adapter of step {step}", LOWER_LIMITS_ADVICE):
                 self.sampler.load(key, adapter_files.read_adapter(self.store.checkpoint_dir(step)))
         return key
+
+    def _unknown_model(self, served: str) -> ServeError:
+        name, _, step = served.rpartition("@")
+        if name == self.name and step.isdecimal():
+            steps = ", ".join(map(str, sorted({*self.store.steps_saved(), self.step})))
+            message = f"Unknown model {served!r}: there is no checkpoint of step {step}. Available steps: {steps}."
+        else:
+            message = (
+                f"Unknown model {served!r}. This endpoint serves {', '.join(self.names())}. "
+                "Pass `model=model.get_inference_name()`. "
+                f"If `art-nb serve` runs this endpoint, start it with `--name {served}`."
+            )
+        return ServeError(message, status=404, param="model")
 
     def details(self) -> dict[str, Any]:
         """Return the device, the data type, the engines and the LoRA rank, for the record of a session."""
@@ -197,12 +204,14 @@ class ModelRuntime:
         run = partial(optimizer_steps, self.learner, rows, config, on_progress, reference)
         return retry_after_oom(run, self.make_room)
 
-    def take_sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
+    def take_sft_step(
+        self, rows: Sequence[WeightedRow], rate: float, on_progress: ProgressFn, **options: int
+    ) -> dict[str, float]:
         """Device thread: take a supervised optimizer step and return its metrics. Undo it on an error."""
 
         def step() -> dict[str, float]:
             with restore_on_error(self.learner):
-                return self.learner.sft_step(rows, rate, **options)
+                return self.learner.sft_step(rows, rate, on_progress, **options)
 
         return retry_after_oom(step, self.make_room)
 

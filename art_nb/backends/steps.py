@@ -15,7 +15,7 @@ __all__ = ['finish_step', 'phase_metrics', 'match_temperature', 'add_masks', 'co
 # %% ../../nbs/50_backends/15_steps.ipynb #29304cbd
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -273,6 +273,7 @@ def train_sft_step(
     trajectories: Iterable[Trajectory],
     config: TrainSFTConfig,
     options: Mapping[str, int] | None = None,  # of `Learner.sft_step`
+    on_progress: Callable[[float], None] = lambda done: None,  # called with the number of batches, such as 1.5
 ) -> LocalTrainResult:
     """Device thread: train one step of supervised fine-tuning on conversations."""
     with print_warnings(runtime.bus, runtime.verbose):
@@ -281,7 +282,7 @@ def train_sft_step(
         _begin_step(runtime)
         with oom_as_error(TrainError, "The learner", "The adapter is unchanged: leave out the longest conversations."):
             batches, rates = sft_batches(runtime.chat, trajectories, config, runtime.learner.check_length)
-            batch_metrics = _train_batches(runtime, batches, rates, options or {})
+            batch_metrics = _train_batches(runtime, batches, rates, options or {}, on_progress)
         means = {name.replace("loss/train", "loss"): value for name, value in mean_metrics(batch_metrics).items()}
         metrics = {f"sft/{name.rpartition('/')[2]}": value for name, value in means.items()}
         metrics["sft/final_loss"] = batch_metrics[-1]["loss/train"]
@@ -302,14 +303,20 @@ def _train_batches(
     batches: Iterable[list],
     learning_rates: Sequence[float],  # of each batch
     options: Mapping[str, int],
+    on_progress: Callable[[float], None],
 ) -> list[dict[str, float]]:
     """Return the metrics of each batch."""
     learner, metrics = runtime.learner, []
+
+    def progress(micro_batch: int, micro_batches: int, tokens: int) -> None:
+        runtime.worker.check()
+        on_progress(len(metrics) + micro_batch / micro_batches)
+
     with runtime.restore_on_error():
         learner.reset_optimizer()
         for i, (batch, rate) in enumerate(zip(batches, learning_rates, strict=True)):
             runtime.worker.check()
-            metrics.append(runtime.take_sft_step(batch, rate, **options))
+            metrics.append(runtime.take_sft_step(batch, rate, progress, **options))
             event = GradientStep(
                 step=runtime.step + 1,
                 micro_batch=i + 1,

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['COMMANDS', 'ABSENT_COMMANDS', 'served_backend', 'server_class', 'run', 'run_tinker', 'script_globals',
-           'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view', 'open_notebook',
-           'writable_folder', 'write_pages', 'write_run_list', 'record', 'redaction_function', 'profile', 'plan',
-           'shell_command', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
+           'line_of_error', 'script_model', 'source_line', 'train', 'follow_run', 'view', 'has_browser',
+           'open_notebook', 'writable_folder', 'write_pages', 'write_run_list', 'record', 'redaction_function',
+           'profile', 'plan', 'shell_command', 'init', 'migrate', 'show_help', 'option', 'parser', 'main']
 
 # %% ../../nbs/95_cli/20_main.ipynb #46729e45
 import argparse
@@ -273,6 +273,17 @@ def view(
     return 0
 
 # %% ../../nbs/95_cli/20_main.ipynb #0e360530
+def has_browser() -> bool:
+    """Return whether Python finds a web browser on this machine."""
+    import webbrowser
+
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return False
+    return True
+
+
 def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
     """Open the interactive viewer in JupyterLab until Ctrl-C."""
     import subprocess
@@ -293,6 +304,9 @@ def open_notebook(path: Path, folder: Path, no_browser: bool) -> int:
         ("code", f"import art_nb as art\n\nart.view({str(path)!r})"),
     ]
     (folder / "view.ipynb").write_text(notebook_json(cells), encoding="utf-8")
+    if not no_browser and not has_browser():
+        print("No web browser found. Open the address that JupyterLab prints, as with --no-browser.", flush=True)
+        no_browser = True
     is_root = getattr(os, "geteuid", lambda: 1)() == 0  # for example in a container
     options = [f"--ServerApp.root_dir={folder}", "--LabApp.default_url=/lab/tree/view.ipynb"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server and its kernel would go on
@@ -500,6 +514,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("path", metavar="PATH", help="the directory of a run, or a directory that contains a single run"),
             option("--step", type=int, help="step to serve; default: the newest checkpoint"),
             option("--name", help="another name for the model, for example the one in your program"),
+            option("--port", type=int, default=0, help="port; default: a free port"),
         ],
     ),
     "train": (

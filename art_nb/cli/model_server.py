@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,16 +54,21 @@ def wait_for_interrupt() -> None:
             time.sleep(0.5)
 
 
-def serve(path: str, step: int | None, name: str | None) -> int:
+def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
     """Serve the trained model of a run to programs that use the OpenAI API."""
     from art_nb.backends.local import LocalBackend
+    from art_nb.backends.remote_protocol import KEY_NAME
+    from art_nb.backends.remote_server import choose_key
     from art_nb.core.types import StoreError
+    from art_nb.serving.http_server import bind_socket
 
     model = model_of_run(path)
     steps, record = model.store.steps_saved(), model.store.read_model()
     if step not in (None, *steps):
         raise StoreError(f"There is no checkpoint of step {step}. Available steps: {', '.join(map(str, steps))}.")
-    backend = LocalBackend(path=model.base_path)
+    bind_socket("127.0.0.1", port).close()  # raises if the port is in use, before the model is loaded
+    backend, user_key = LocalBackend(path=model.base_path), os.environ.get(KEY_NAME)
+    backend.settings = replace(backend.settings, port=port, api_key=choose_key("127.0.0.1", user_key))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(model.register(backend))
@@ -70,11 +76,11 @@ def serve(path: str, step: int | None, name: str | None) -> int:
         served = model.get_inference_name(step)
         if name:
             backend.runtime(model).aliases[name] = served
-        export = "" if os.name == "nt" else "export "
+        export, key = ("", f"%{KEY_NAME}%") if os.name == "nt" else ("export ", f"${KEY_NAME}")
         print(
             "Serving until Ctrl-C. Set these variables in the shell of your program:\n\n"
             f"    {export}OPENAI_BASE_URL={model.inference_base_url}\n"
-            f"    {export}OPENAI_API_KEY={model.inference_api_key}\n\n"
+            f"    {export}OPENAI_API_KEY={key if user_key else model.inference_api_key}\n\n"
             f"The name of the model is {served}" + (f", or {name}" if name else ""),
             flush=True,
         )

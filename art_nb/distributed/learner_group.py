@@ -203,7 +203,7 @@ class Rank:
 
     def _sft_step(self, rows: Sequence[WeightedRow], rate: float, options: Mapping[str, int]) -> dict[str, float]:
         with restore_on_error(self.learner):
-            return self.learner.sft_step(rows, rate, **options)
+            return self.learner.sft_step(rows, rate, no_progress, **options)
 
     def reset_optimizer(self) -> None:
         """Reset the optimizer's state."""

@@ -179,7 +179,9 @@ class RayRuntime(ModelRuntime):
             reference = arrays_of(adapter_files.read_adapter(Path(config.kl_reference)))
         return self.group.step(rows, config, on_progress, reference)
 
-    def take_sft_step(self, rows: Sequence[WeightedRow], rate: float, **options: int) -> dict[str, float]:
+    def take_sft_step(
+        self, rows: Sequence[WeightedRow], rate: float, on_progress: ProgressFn, **options: int
+    ) -> dict[str, float]:
         """Take a supervised optimizer step on all ranks. Return its metrics.
 
         Parameters
@@ -188,6 +190,8 @@ class RayRuntime(ModelRuntime):
             The rows of the step.
         rate : float
             The learning rate.
+        on_progress : callable
+            Not called, because the ranks do not report the micro-batches of a supervised step.
         **options : int
             Options of `Learner.sft_step`.
         """

@@ -372,8 +372,7 @@ class Learner:
             Whether the entropy has a gradient.
         """
         attend = tree_attention(batch.segments)
-        hidden = self.policy.hidden(batch.tokens_S, batch.positions_S, attend, self.adapters)
-        hidden_N = hidden[batch.predict_N]
+        hidden_N = self.policy.hidden(batch.tokens_S, batch.positions_S, attend, self.adapters)[batch.predict_N]
         return self.policy.scores(hidden_N, batch.target_N, temperature, with_entropy=with_entropy, masks=batch.masks)
 
     def tensors(self, batch: Batch, temperature: float, reference_N=None, *, with_entropy: bool = True) -> TokenTensors:
@@ -535,6 +534,7 @@ class Learner:
         self,
         rows: Sequence[WeightedRow],
         learning_rate: float,
+        on_progress: ProgressFn = no_progress,
         *,
         max_grad_norm: float = 1.0,
         tokens_per_batch: int = 1024,
@@ -547,6 +547,8 @@ class Learner:
             Rows to train. Only their sampled tokens count.
         learning_rate : float
             Learning rate of the step.
+        on_progress : callable
+            As in `step`.
         max_grad_norm : float
             Norm to which the gradients are clipped.
         tokens_per_batch : int
@@ -557,12 +559,13 @@ class Learner:
         if not total:
             raise TrainError("There is no assistant token to train: the trajectories have no assistant message.")
         self.optimizer.zero_grad()
-        for batch in self.packed(self.share(rows), tokens_per_batch, self.shares):
+        for i, batch in enumerate(batches := self.packed(self.share(rows), tokens_per_batch, self.shares)):
             with phase("forward"):
                 part = -self.logprobs(batch, with_entropy=False)[0][batch.node_E].sum() / total
             self.backward(part, total)
             with phase("backward"):
                 loss += part.item()
+            on_progress(i + 1, len(batches), len(batch.tokens_S))
         metrics = {"loss/train": sum(self.gather(loss)), "data/step_trained_tokens": total}
         return self.update(learning_rate, max_grad_norm, 0.0) | metrics
 

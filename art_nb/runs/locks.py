@@ -186,8 +186,8 @@ def acquire_lock(
         other = read_lock(path)
         if _owner_runs(path, other, warn, patience_s):
             raise StoreError(
-                f"{directory} is in use by {describe_owner(other)}. Stop that process or "
-                "its kernel first, or give this model another name or run_name."
+                f"{directory} is in use by {describe_owner(other)}. Only one process can open a run: stop that "
+                "process or its kernel first. To start another run, give this model another name or run_name."
             )
         _remove_stale(path, other)
 
@@ -201,7 +201,7 @@ def _owner_runs(path: Path, owner: dict[str, Any], warn: Callable[[str, str], ob
         return False
     warn(
         f"lock {path}",
-        f"{path.parent} was last trained by {describe_owner(owner)}. Waiting up to {patience_s:.0f} s "
+        f"{path.parent} was last opened by {describe_owner(owner)}. Waiting up to {patience_s:.0f} s "
         "to see whether that process still runs.",
     )
     while time.monotonic() < end:

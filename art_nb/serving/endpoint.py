@@ -366,17 +366,25 @@ class Endpoint:
         `ServeError(status=404)` for an unknown name.
     names : callable
         Function that returns the list of model names.
+    api_key : str, optional
+        API key that every request must send. The default is a random key.
 
     Attributes
     ----------
     base_url : str
         URL for OpenAI clients.
-    api_key : str
-        Random API key that every request must send.
     """
 
-    def __init__(self, sampler: Sampler, chat, resolve: Callable[[str], str | None], names: Callable[[], list[str]]):
-        self.service, self.api_key = CompletionService(sampler, chat, resolve, names), secrets.token_urlsafe(24)
+    def __init__(
+        self,
+        sampler: Sampler,
+        chat,
+        resolve: Callable[[str], str | None],
+        names: Callable[[], list[str]],
+        api_key: str | None = None,
+    ):
+        self.service = CompletionService(sampler, chat, resolve, names)
+        self.api_key = api_key or secrets.token_urlsafe(24)
         self.base_url = IN_PROCESS_URL
         self._server: HttpServer | None = None
         self._thread: threading.Thread | None = None
@@ -408,17 +416,19 @@ class Endpoint:
         """Return an httpx transport that calls the endpoint on the caller's event loop, without a socket."""
         return InProcess(self.app)
 
-    def start(self, host: str = "127.0.0.1") -> None:
-        """Serve on a free port and set `base_url`. Raise `ServeError` if the server does not start.
+    def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Serve and set `base_url`. Raise `ServeError` if the server does not start.
 
         Parameters
         ----------
         host : str
             Address to listen on. The default is reachable from this machine only.
+        port : int
+            Port to listen on. 0 selects a free port.
         """
         if self._thread:
             return
-        server = HttpServer(self.app, bind_socket(host, 0))
+        server = HttpServer(self.app, bind_socket(host, port))
         port = server.listener.getsockname()[1]
         self._thread, self._server = server.start_thread("endpoint"), server
         self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"

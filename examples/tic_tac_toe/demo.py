@@ -55,8 +55,8 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
     """Train the model, print its results after each stage and return them."""
     lines = []
 
-    async def play(who: str) -> art.Evaluation:
-        print(f"The {who} model plays {games} games.", flush=True)
+    async def play(stage: int, who: str) -> art.Evaluation:
+        print(f"Stage {stage} of 5: The {who} model plays {games} games.", flush=True)
         evaluation = await art.evaluate(model, rollout, range(FIRST_UNSEEN, FIRST_UNSEEN + games), metric="win")
         lines.append(result_line(who, evaluation))
         print(lines[-1], flush=True)
@@ -64,13 +64,15 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
-        before = await play("untrained")
+        before = await play(1, "untrained")
         start = time.time()
-        print(f"Step 1 (warm-up): the model imitates {warm_up} games that random moves have won.", flush=True)
+        text = f"In step 1 (warm-up), the model imitates {warm_up} games that random moves have won."
+        print(f"Stage 2 of 5: {text}", flush=True)
         await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
         seconds = time.time() - start
-        warmed_up = await play("warmed-up")
-        print(f"Steps 2 to {1 + steps}: reinforcement learning with {groups * 8} games in each step.", flush=True)
+        warmed_up = await play(3, "warmed-up")
+        text = f"Steps 2 to {1 + steps} are reinforcement learning, with {groups * 8} games in each step."
+        print(f"Stage 4 of 5: {text}", flush=True)
         start = time.time()
         run = await art.train(
             model,
@@ -83,7 +85,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
             entropy_coef=0.02,
         )
         seconds += time.time() - start
-        after = await play("trained")
+        after = await play(5, "trained")
     print(f"\nThe same {games} games after each stage:", *lines, BASELINES, sep="\n")
     return {
         "win_before": before.mean(),
@@ -99,15 +101,17 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
 
 def next_commands(model: art.TrainableModel, last_step: int) -> str:
-    """Return the commands that show the run and start the tutorials."""
+    """Return the commands that show the run, start the tutorials and delete the run."""
     command = Path(sys.executable).with_name("art-nb")
     viewer = os.path.relpath(command) if command.is_file() else "art-nb"
     run = os.path.relpath(model.store.path)
+    size = sum(file.stat().st_size for file in model.store.path.rglob("*") if file.is_file())
     lines = [
         f"Read all games:  {viewer} view --notebook {run}",
         f"                 To see only lost games, use the filter:  step = {last_step} and split = val and reward = 0",
         f"Read a report:   {viewer} view {run}",
         "Train yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb",
+        f"Delete the run:  rm -r {run}  (it takes {size / 1e6:.0f} MB, mostly checkpoints)",
     ]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -131,6 +132,21 @@ async def test_written_conversations_are_learnt(named, local):
     assert last.metrics["sft/loss"] < first.metrics["sft/loss"] - 0.3
     assert [row["step"] for row in model.store.history()] == [1, 2, 3, 4, 5]
     assert model.store.steps_saved() == [0, 1, 2, 3, 4, 5]
+
+
+async def test_the_bar_of_supervised_training_advances_before_a_batch_is_complete(named, local, monkeypatch, capsys):
+    monkeypatch.setattr("art_nb.core.progress_bars.FILE_LINE_S", 0.0)
+    monkeypatch.setattr("art_nb.backends.local.planned_options", lambda plan: {"tokens_per_batch": 64})
+    model = named()
+    await model.register(local)
+    local.runtime(model).verbose = True
+    replies = [f"move {i}: " + "B2 " * 20 for i in range(4)]
+    talks = [
+        art.Trajectory(messages_and_choices=[*QUESTION, {"role": "assistant", "content": reply}]) for reply in replies
+    ]
+    await model.train_sft(talks, TrainSFTConfig(learning_rate=1e-3, batch_size=2))
+    counts = re.findall(r"\| (\S+)/2 \[", capsys.readouterr().err)
+    assert list(dict.fromkeys(counts)) == ["0", "0.5", "1", "1.5", "2"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import webbrowser
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from support.remote_parts import MAIN, command
 from support.warm import warm_python
 
 import art_nb as art
-from art_nb.cli.main import write_pages
+from art_nb.cli.main import open_notebook, write_pages
 
 ROOT = Path(__file__).parents[2]
 VERBS = ["run", "train", "view", "doctor", "init", "migrate", "help"]
@@ -266,6 +267,37 @@ def test_view(tmp_path, monkeypatch):
     assert write_pages(tmp_path / ".art") == listed
     links = re.findall(r'href="([^"]+report-games-\w+\.html)"', listed.read_text())
     assert len(links) == 2 and all((listed.parent / link).exists() for link in links)
+
+
+def test_a_machine_without_a_browser_gets_the_address_of_the_viewer(tmp_path, monkeypatch, capsys):
+    def no_browser():
+        raise webbrowser.Error("could not locate runnable browser")
+
+    lines = []
+
+    class Server:
+        def __init__(self, line):
+            lines.append(line)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def wait(self):
+            return 0
+
+    store = art.RunStore(tmp_path / ".art" / "games" / "models" / "one")
+    store.write_groups("train", 1, [art.TrajectoryGroup([art.Trajectory(reward=0.25)])])
+    monkeypatch.setattr(subprocess, "Popen", Server)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(webbrowser, "get", no_browser)
+    assert open_notebook(store.path, tmp_path, False) == 0
+    assert "--no-browser" in lines[0] and "as with --no-browser" in capsys.readouterr().out
+    monkeypatch.setattr(webbrowser, "get", lambda: None)
+    assert open_notebook(store.path, tmp_path, False) == 0
+    assert "--no-browser" not in lines[1] and capsys.readouterr().out == ""
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_a_question(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["The untrained model plays", "Step 1 (warm-up)"])
+@pytest.mark.parametrize("phase", ["The untrained model plays", "In step 1 (warm-up)"])
 def test_the_demo(tmp_path, smollm2_dir, phase):
     options = ["--steps", "1", "--groups", "1", "--games", "16", "--warm-up", "64"]
     process = start(tmp_path, str(ROOT / "examples" / "tic_tac_toe" / "demo.py"), *options)

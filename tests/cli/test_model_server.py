@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -52,6 +53,10 @@ def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, optio
         messages = [{"role": "user", "content": "free: 1"}]
         reply = client.chat.completions.create(model=name, messages=messages, max_completion_tokens=4)
         assert reply.usage.completion_tokens > 0
+        with pytest.raises(openai.NotFoundError, match=r"'desk-001@7': there is no checkpoint.*steps: 0, 1\.$"):
+            client.chat.completions.create(model="desk-001@7", messages=messages)
+        with pytest.raises(openai.NotFoundError, match="Unknown model 'other'.*start it with `--name other`"):
+            client.chat.completions.create(model="other", messages=messages)
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0
         assert (runs / "help/models/desk-001/model.json").read_text() == record
@@ -65,3 +70,28 @@ def test_errors_are_one_line(runs, tmp_path, capsys):
     assert "contains no run" in capsys.readouterr().err
     assert main(["serve", str(runs), "--step", "7"]) == 1
     assert capsys.readouterr().err == "art-nb: There is no checkpoint of step 7. Available steps: 0, 1.\n"
+
+
+def test_the_port_and_the_key_can_be_set(runs, monkeypatch, capsys):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["serve", str(runs), "--port", str(port)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"art-nb: Cannot serve on 127.0.0.1, port {port} (") and "Choose another port" in error
+
+    monkeypatch.setenv("ART_NB_API_KEY", "short")
+    assert main(["serve", str(runs)]) == 1
+    assert capsys.readouterr().err == "art-nb: ART_NB_API_KEY has 5 characters. Use 16 or more.\n"
+
+    def ask():
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="a-key-of-the-user")
+        assert "desk-001" in [model.id for model in client.models.list()]
+
+    monkeypatch.setenv("ART_NB_API_KEY", "a-key-of-the-user")
+    monkeypatch.setattr("art_nb.cli.model_server.wait_for_interrupt", ask)
+    assert main(["serve", str(runs), "--port", str(port)]) == 0
+    text = capsys.readouterr().out
+    assert f"OPENAI_BASE_URL=http://127.0.0.1:{port}/v1\n" in text
+    assert "OPENAI_API_KEY=$ART_NB_API_KEY\n" in text and "a-key-of-the-user" not in text

@@ -146,7 +146,7 @@ async def test_the_learner_may_be_on_a_gpu_and_the_sampler_on_the_cpu(named, tmp
     model, devices = named(), {"device": "fakegpu:0", "sampler_device": "cpu"}
     async with art.LocalBackend(path=tmp_path / "runs", **devices, dtype="float32", verbose=False) as backend:
         await model.register(backend)
-        assert "on fakegpu:0 in float32, sampled by transformers on cpu," in describe_runtime(
+        assert "on fakegpu:0 in float32, sampled by the embedded sampler on cpu," in describe_runtime(
             backend.runtime(model), Engines()
         )
         choices = await asyncio.gather(*(reply(model, i) for i in range(6)))

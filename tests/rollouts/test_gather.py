@@ -429,18 +429,18 @@ async def test_what_stands_behind_the_bar_can_be_chosen(bars):
     assert [bar.postfix for bar in bars] == ["reward=2, completion_tokens=3", "reward=2", total, total, "reward=2"]
 
 
-async def test_the_time_until_the_first_rollout_ends_is_not_part_of_the_rate(bars):
-    states = []
+async def test_the_bar_estimates_the_remaining_time_only_after_enough_rollouts(bars):
+    states = {}
 
     async def late(i):
-        await asyncio.sleep(1.0 + 0.1 * max(0, i - 4))  # the first five end at once
-        states.append(bars[0].format_dict)
+        await asyncio.sleep(0.05 * i)
+        states[i] = str(bars[0])  # after i rollouts
         return await make(1)
 
-    await gather_trajectories([late(i) for i in range(10)])
-    last = states[-1]
-    assert last["n"] == 9
-    assert 1.2 < last["rate"] * last["elapsed"] / last["n"] < 4  # the rate is 10 per second, the mean 6
+    await gather_trajectories([late(i) for i in range(12)])
+    assert [i for i, text in states.items() if "<" in text] == [8, 9, 10, 11]
+    assert all("it/s" not in states[i] for i in range(8)) and "7/12 [00:00, reward=1]" in states[7]
+    assert "12/12" in str(bars[0]) and "it/s" in str(bars[0])
 
 
 async def test_the_bar_counts_every_rollout_once(bars):

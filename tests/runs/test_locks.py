@@ -50,7 +50,8 @@ def files(path):
 
 
 def test_the_second_process_is_refused_and_the_owner_is_named(tmp_path, holder):
-    with pytest.raises(StoreError, match=rf"process {holder.pid} on .*give this model another name or run_name"):
+    advice = "Only one process can open a run: .*give this model another name or run_name"
+    with pytest.raises(StoreError, match=rf"process {holder.pid} on .*{advice}"):
         acquire_lock(tmp_path / "run", silent)
     assert read_lock(tmp_path / "run" / LOCK_NAME)["pid"] == holder.pid
 

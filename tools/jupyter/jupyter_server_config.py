@@ -1,6 +1,8 @@
 """Settings of the Jupyter server that `make lab` starts: opening a committed notebook does not change it."""
 
 import json
+import logging
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,5 +25,11 @@ def keep_kernel_metadata(model: dict[str, Any], path: str, contents_manager: Any
         if model["content"]["metadata"].get("kernelspec", {}).get("name") == saved["kernelspec"].get("name"):
             model["content"]["metadata"]["kernelspec"] = saved["kernelspec"]
 
+
+# Jupyter sets this hook again for each extension that it loads, and warns each time.
+warnings.filterwarnings("ignore", r"Overriding existing pre_save_hook \(keep_kernel_metadata\)")
+# jupyter_server's timeout is in milliseconds, and Tornado takes it for seconds. The warning has no consequences:
+# https://github.com/jupyter-server/jupyter_server/issues/1612
+logging.getLogger("tornado.general").addFilter(lambda record: "websocket_ping_timeout" not in record.getMessage())
 
 c.ContentsManager.pre_save_hook = keep_kernel_metadata  # noqa: F821 (Jupyter defines c)
