@@ -375,9 +375,8 @@ def _rows_of(scan: FailureScan) -> _Rows:
     sizes = [len(part.table) for part in parts]
     trained = np.repeat(np.array([part.split in TRAINING_SPLITS for part in parts], bool), sizes)
     counted = np.repeat(np.array([scan.is_counted(part) for part in parts], bool), sizes)
-    evaluations = {
-        (part.split, part.step) for part in parts if part.split not in TRAINING_SPLITS and scan.is_counted(part)
-    }
+    counted_parts = filter(scan.is_counted, parts)
+    evaluations = {(part.split, part.step) for part in counted_parts if part.split not in TRAINING_SPLITS}
     several = "all evaluations" if scan.all_evaluations else "the newest evaluations"
     text = f"the evaluation of step {max(evaluations)[1]}" if len(evaluations) == 1 else several
     return _Rows(table["group"], trained, counted & ~trained, *_bins(table["step"], counted), text)
@@ -391,12 +390,8 @@ def _total_text(rows: _Rows) -> str:
         texts.append(quantity(trained, "rollout") + (" in training" if evaluated or left_out else ""))
     if evaluated:
         texts.append(f"{evaluated if trained else quantity(evaluated, 'rollout')} in {rows.evaluation}")
-    total = ", ".join(texts)
-    return (
-        f"{total}. {left_out} of earlier evaluations are left out (all_evaluations=True counts them)"
-        if left_out
-        else total
-    )
+    rest = f". {left_out} of earlier evaluations are left out (all_evaluations=True counts them)" if left_out else ""
+    return ", ".join(texts) + rest
 
 # %% ../../nbs/75_views/80_failures.ipynb #c8471c1e
 def failures_reply(scan: FailureScan, limit_s: float = 0.2) -> ViewReply:
