@@ -42,8 +42,8 @@ print(before)""",
 
 
 REWARDS_TEXT = """\
-The mean reward of each step, and the evaluation of the trained model on the same scenarios, with the difference from
-the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
+The mean reward of each step, and the evaluation of the trained model on the held-out scenarios, with the difference
+from the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
 
 
 def evaluate_after(metric: str = "reward") -> str:
@@ -352,7 +352,8 @@ For your own agent, replace:
 - the import of the agent, and its data (`agent.SHELVES`)
 - `LIMITS`, if your agent sets no token limit
 - the scenarios: each has a question, and the replies of a model that answers it correctly
-- the call of the agent in `rollout`, and the reward with its test
+- the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
+- the reward with its test
 - the name and the project of the model
 
 Then `shelf_agent.py` is no longer needed.""",
@@ -385,6 +386,7 @@ agent.SHELVES.update({item: numbers.randint(10, 99) for item in ITEMS + HELD_OUT
 
 def new_scenario(question, item):
     # One reply for each request of the agent: here a call of the tool, then the answer. The agent runs the tool itself.
+    # With two calls in a row: [("first_tool", {…}), ("second_tool", {…}), "the answer"]
     replies = [("find_shelf", {"item": item}), f"They are on shelf {agent.find_shelf(item)}."]
     return {"question": question.format(item), "item": item, "replies": replies}
 
@@ -394,10 +396,19 @@ held_out = [new_scenario(question, item) for item in HELD_OUT_ITEMS for question
 random.Random(2).shuffle(scenarios)  # with several tools, the examples of all tools must be mixed""",
     rollout_text="""\
 A rollout calls the agent once. `art.run_agent` sends all its requests to the model in training, whatever address, key
-and model name the agent uses, and records them. The agent can be synchronous, as here, or async.""",
+and model name the agent uses, and records them. The agent can be synchronous, as here, or async. A rollout that raises
+is not trained. `answer` therefore catches what the agent raises if the model makes a mistake, so that such rollouts get
+the reward of a wrong answer.""",
     rollout="""\
+def answer(question):
+    try:
+        return agent.answer(question)
+    except (KeyError, TypeError, ValueError):  # for example a call with invalid arguments
+        return None
+
+
 async def rollout(model, scenario):
-    trajectory, reply = await art.run_agent(model, agent.answer, scenario["question"])
+    trajectory, reply = await art.run_agent(model, answer, scenario["question"])
     SCORE
     trajectory.metrics["right"] = trajectory.reward == 1
     return trajectory""",
@@ -475,7 +486,8 @@ if __name__ == "__main__":
         (
             "code",
             """\
-EVALUATION = {"metric": "right", "cluster": "item", "request_overrides": LIMITS}  # the intervals are over items
+EVALUATION = {"metric": "right", "cluster": "item", "request_overrides": LIMITS}  # questions about one item
+# are not independent, so the intervals are over items. "cluster" is a key of the scenarios.
 before = await art.evaluate(model, rollout, held_out, step=0, **EVALUATION)
 print(before)""",
         ),
@@ -507,7 +519,8 @@ shows the result for the questions that are not used in training, its difference
 untrained model, and the worst rollouts. Six steps are few: in two runs they raised the share of right answers from
 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the last steps still
 rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the model, because the
-warm-up runs only once for each name.""",
+warm-up runs only once for each name. If the warmed-up model was already right for most questions, there is little left
+to learn.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

@@ -231,6 +231,8 @@ def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
     values = metric_values(rows, "train/reward", window)
     if len(values) < window or fmean(flat_share(rows[-window:]) or [0.0]) > 0.75 or ruined(rows):
         return None
+    if share_of_highest(rows) > 0.25:  # what is left is difficult, and a higher learning rate does not help
+        return None
     slope, error = trend(values)
     noise = fmean(metric_values(rows, "train/reward_std_dev") or [0.0])
     change = abs(slope) * (window - 1)

@@ -327,7 +327,7 @@ def check_variance(probe: Probe) -> Check:
 def _solved_advice(rewards: Sequence[float]) -> str:
     highest = max(rewards, default=0.0)
     n_highest = sum(reward > highest - TIE for reward in rewards)
-    if not has_variance(rewards) or n_highest <= 0.8 * len(rewards):
+    if not has_variance(rewards) or n_highest <= 0.6 * len(rewards):
         return ""
     return (
         f"Most rollouts get the same highest reward, {highest:.3g}. If it is the best possible one, use harder "

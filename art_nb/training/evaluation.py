@@ -439,7 +439,8 @@ class Evaluation:
         labels = self._clusters() or [*map(repr, self.scenarios or ())]
         name = f"{self.cluster}=" if isinstance(self.cluster, str) else ""
         lines = [text] if labels and (text := _lowest_text(values, labels, name)) else []
-        for i in _lowest(values, n):
+        lowest = _lowest(values, n)
+        for i in [i for i in lowest if values[i] < max(values)] or lowest:  # the best one only if all are equal
             trajectory = self.trajectories[i]
             metadata = f" {one_line(str(trajectory.metadata), 200)}" if trajectory.metadata else ""
             lines += [f"{metric or self.metric} {values[i]:.3g}:{metadata}", *conversation_lines(trajectory)]

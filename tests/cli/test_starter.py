@@ -115,7 +115,7 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
         ('("find_shelf", {"item": item})', '("find_shelf", {"thing": item})', "assert not any"),
         ('{"item": item}), f"', '{"item": item}), "Wait.", f"', "sent 2 requests to the model, but 3 replies"),
         ('f"They are on shelf {agent.find_shelf(item)}."', '"unknown"', "example.reward == 1"),
-        ("agent.answer, scenario", "str, scenario", "No reply of the model was recorded"),
+        ("return agent.answer(question)", "return question", "No reply of the model was recorded"),
     ],
 )
 def test_the_test_of_an_agent_notices_wrong_scenarios(old, new, failure, tmp_path):

@@ -125,6 +125,12 @@ def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone
     assert "entropy_collapse" in {lesson.key for lesson in diagnose(rows)}
 
 
+def test_a_flat_reward_is_no_finding_if_many_groups_are_solved():
+    rows = HISTORIES["flat_reward_stable_gradient"]
+    mostly_solved = changed(rows, 3, **HIGHEST | {"data__num_groups_highest": 3})
+    assert "flat_reward_stable_gradient" not in {lesson.key for lesson in diagnose(mostly_solved)}
+
+
 def test_the_same_reply_is_no_finding_while_the_reward_is_high():
     assert "common_reply" not in {lesson.key for lesson in diagnose(changed(healthy(), 2, train__common_reply=0.95))}
 
