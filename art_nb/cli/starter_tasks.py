@@ -42,8 +42,8 @@ print(before)""",
 
 
 REWARDS_TEXT = """\
-The mean reward of each step, and the evaluation of the trained model on the held-out scenarios, with the difference
-from the untrained model and its 95 % confidence interval. Below are the three worst rollouts."""
+The output shows the mean reward of each step, and the evaluation of the trained model on the held-out scenarios. It
+also shows the difference from the untrained model with its 95 % confidence interval, and the three worst rollouts."""
 
 
 def evaluate_after(metric: str = "reward") -> str:
@@ -497,8 +497,8 @@ print(before)""",
 Without training, SmolLM2 never calls the tool. All its rewards are 0, so reinforcement learning has nothing to learn
 from. The model therefore first imitates right conversations: `art.example_rollouts` runs the agent with the replies of
 the scenarios, and `train_sft` trains the model on the results. This warm-up is step 1. If the model is then right for
-most questions, further training changes little: use fewer examples, or harder questions. If less than a third of the
-doctor's rollouts get a reward, use more examples.""",
+most questions, further training changes little: use fewer examples, or harder questions. If fewer than a third of the
+doctor's rollouts get a reward above 0, use more examples.""",
         ),
         (
             "code",

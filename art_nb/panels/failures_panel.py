@@ -78,7 +78,7 @@ def failures(what: Any, all_evaluations: bool = False) -> FailuresPanel:
     """Open the failures of a run: exceptions, tool errors, truncated replies, groups without signal and others.
 
     The kinds of failure with the largest share of the training rollouts come first. A tool error is a result of a tool
-    that is a JSON object with an "error", or that begins with "error" or with the name of an error.
+    that reports an error, as a JSON object with an "error" or as a text.
 
     Parameters
     ----------

@@ -27,7 +27,6 @@ from ..core.seeds import SEED_HEADER, SeedScope, current_seed_scope
 from .exchanges import PROTOCOLS
 from .given_replies import current_given_replies, given_reply_scope
 from .redirects import Redirect, current_redirect, names_model, redirect_scope
-
 from .request_overrides import add_overrides, current_overrides, override_scope
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #5170c405

@@ -100,7 +100,8 @@ def cluster_values(values: Sequence[float], clusters: Sequence[str]) -> list[flo
 
     Clusters of equal size get their means. In general, Student's interval of the result has the clustered standard
     error of E. Miller, Adding Error Bars to Evals, arXiv 2411.00640, with the factor sqrt(G / (G - 1)) and the G - 1
-    degrees of freedom of A. C. Cameron, D. L. Miller, Journal of Human Resources 50 (2015), p. 317-372.
+    degrees of freedom of A. C. Cameron, D. L. Miller, Journal of Human Resources 50 (2015), p. 317-372. G is the number
+    of clusters.
     """
     members: dict[str, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
@@ -541,8 +542,8 @@ async def evaluate(
     Raises
     ------
     RolloutError
-        If no rollout succeeds, if the metric is missing or is not a proportion, or if a scenario does not have the key
-        `cluster`.
+        If no rollout succeeds, if the metric is missing, if `proportion=True` and the metric has other values than 0
+        and 1, or if a scenario does not have the key `cluster`.
     TrainError
         If `request_overrides` are invalid, or `rollout` cannot be sent to the workers of the backend.
     Exception
