@@ -58,6 +58,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    """Leave what collection made out of later garbage collections. Each of them would take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""
