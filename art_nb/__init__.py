@@ -183,8 +183,8 @@ _COMPLETIONS = (
     "Model TrainableModel LocalBackend train Run TrainConfig TrainSFTConfig Trajectory TrajectoryGroup "
     "gather_trajectories gather_trajectory_groups trajectory_group_batches ruler ruler_score_group Person Journal judge "
     "view failures compare playground curate report export open_run evaluate doctor notify learning_curve "
-    "comparison_bars "
-    "register_board retry run_agent example_rollouts rollout_from auto record export_traces environments langgraph"
+    "comparison_bars register_board retry run_agent example_rollouts rollout_from auto record export_traces "
+    "environments langgraph"
 ).split()
 # Modules that add methods to the classes of another module.
 _EXTENSIONS = {

@@ -331,7 +331,7 @@ async def test_all_steps_and_the_base_model_reply_during_training(named, local, 
         assert ids == alone[name][0]
         np.testing.assert_allclose(found, alone[name][1], atol=NEAR)
     assert await model.get_step() == 5
-    with pytest.raises(openai.NotFoundError, match="ttt@5"):
+    with pytest.raises(openai.NotFoundError, match="Available steps: 0, 1, 2, 3, 4, 5."):
         await ask(model, "ttt@7")
 
 
