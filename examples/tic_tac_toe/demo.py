@@ -18,7 +18,7 @@ import art_nb as art
 FIRST_UNSEEN = 900_000  # seeds of games that are not used in training
 BASELINES = """\
 For comparison: random legal moves win 44 %, and a fixed order (center, corners, edges) wins 73 %.
-With the default settings, other runs of this demo won 76 to 86 %."""
+With the default settings, other runs of this demo won 74 to 86 %."""
 
 
 def peak_rss_gb() -> float:
