@@ -395,8 +395,8 @@ scenarios = [new_scenario(question, item) for item in ITEMS for question in QUES
 held_out = [new_scenario(question, item) for item in HELD_OUT_ITEMS for question in QUESTIONS]
 random.Random(2).shuffle(scenarios)  # with several tools, the examples of all tools must be mixed""",
     rollout_text="""\
-A rollout calls the agent once. `art.run_agent` sends all its requests to the model in training, whatever address, key
-and model name the agent uses, and records them. The agent can be synchronous, as here, or async. A rollout that raises
+A rollout calls the agent once. `art.run_agent` sends its requests to the model in training, whatever address, key and
+model name the agent uses, and records them. The agent can be synchronous, as here, or async. A rollout that raises
 is not trained. `answer` therefore catches what the agent raises if the model makes a mistake, so that such rollouts get
 the reward of a wrong answer.""",
     rollout="""\

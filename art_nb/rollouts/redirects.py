@@ -23,14 +23,8 @@ from ..core.types import RolloutError
 from .exchanges import PROTOCOLS
 
 # %% ../../nbs/05_rollouts/16_redirects.ipynb #3d65d0fc
-_CLIENT_HEADERS = (
-    "accept",
-    "user-agent",
-    "traceparent",
-    "tracestate",
-    "x-stainless-",
-    "anthropic-",
-)  # or their beginnings
+# Names of headers that describe the client, or their beginnings.
+_CLIENT_HEADERS = ("accept", "user-agent", "traceparent", "tracestate", "x-stainless-", "anthropic-")
 
 
 def names_model(body: bytes | str | None) -> bool:
@@ -57,8 +51,8 @@ class Redirect:
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers that describe the client, and the key of the model."""
-        sent = {name: value for name, value in headers.items() if name.lower().startswith(_CLIENT_HEADERS)}
-        return sent | {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+        description = {name: value for name, value in headers.items() if name.lower().startswith(_CLIENT_HEADERS)}
+        return description | {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
 
     def body(self, body: bytes | str | None) -> bytes:
         """Return the body with the name of the model. Raise `RolloutError` if it is not a JSON object."""
