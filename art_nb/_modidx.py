@@ -8699,6 +8699,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'art_nb/tokens/grammars.py'),
                                         'art_nb.tokens.grammars.allowed_masks': ( '25_tokens/grammars.html#allowed_masks',
                                                                                   'art_nb/tokens/grammars.py'),
+                                        'art_nb.tokens.grammars.follows_guide': ( '25_tokens/grammars.html#follows_guide',
+                                                                                  'art_nb/tokens/grammars.py'),
                                         'art_nb.tokens.grammars.forced_call': ( '25_tokens/grammars.html#forced_call',
                                                                                 'art_nb/tokens/grammars.py'),
                                         'art_nb.tokens.grammars.format_grammar': ( '25_tokens/grammars.html#format_grammar',

@@ -614,13 +614,14 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("path", nargs="?", default="first-run.ipynb", help="file to write (%(default)s)"),
             option(
                 "--task",
-                choices=["single", "tools", "game", "agent"],
-                help="one reply, tool calls, a game, or an existing agent; default: single",
+                choices=["single", "answer", "tools", "game", "agent"],
+                help="one reply scored by criteria, one reply with a known answer, tool calls, a game, or an existing "
+                "agent; default: single",
             ),
             option(
                 "--reward",
                 choices=["rule", "judge", "environment"],
-                help="how rollouts are scored (not with --task agent); default: rule",
+                help="how rollouts are scored (only with single, tools and game); default: rule",
             ),
             option("--model", metavar="NAME", help="base model: an embedded name, a directory or a hub name"),
             option("--yes", "-y", action="store_true", help="use the defaults instead of asking"),

@@ -47,7 +47,13 @@ def check_base_model(name: str) -> str:
 QUESTIONS = {  # field: the question and the choices
     "task": (
         "What does the model do?",
-        {"single": "one reply", "tools": "tool calls", "game": "several turns", "agent": "an existing agent"},
+        {
+            "single": "one reply, scored by criteria",
+            "answer": "one reply with a known right answer",
+            "tools": "tool calls",
+            "game": "several turns",
+            "agent": "an existing agent",
+        },
     ),
     "reward": (
         "How is it scored?",
@@ -194,7 +200,7 @@ def as_notebook(answers: StarterAnswers, project: str, test: str) -> str:
 def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     """Return the starter as a script. `python` runs all of it. `art-nb train` skips the warm-up and only trains."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
-    to_replace = "" if task.file else f"{REPLACE.format(test=test)} "  # the text about an agent contains it
+    to_replace = f"{REPLACE.format(test=test)} " if task.rule else ""  # the texts about the other tasks contain it
     check = f"{to_replace}{CHECK.format(test=test, project=project, name=task.model)}"
     docstring = f"{task.title}\n\n{task.about}\n\n{check}".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"

@@ -23,7 +23,7 @@ from art_nb.serving.openai_requests import (
     TextRequest,
     sampling_params,
 )
-from ..tokens.grammars import FORMATS, forced_call, format_grammar
+from ..tokens.grammars import FORMATS, follows_guide, forced_call, format_grammar
 from ..tokens.tool_calls import call_suffix
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #fd5c915e
@@ -264,16 +264,23 @@ class ChatFormatter:
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #b108f7a1
 async def given_tokens(ids: Sequence[int], params: SamplingParams, tokenizer) -> AsyncGenerator[SampledToken]:
-    """Yield the tokens of a reply that is not sampled. Raise `RequestError` if it exceeds the request's limit."""
+    """Yield the tokens of a reply that is not sampled. Raise `RequestError` if the request does not permit it."""
     if len(ids) > params.max_tokens:
         raise RequestError(
             f"The given reply has {len(ids)} tokens, but its request permits only {params.max_tokens}: raise the "
             "agent's token limit or the model's context length, or give a shorter reply."
         )
-    text = TextStream(tokenizer)
-    for token in ids[:-1]:
-        yield SampledToken(token, 0.0, text.add(token))
-    yield SampledToken(ids[-1], 0.0, text.add(ids[-1]) + text.flush(), finish="stop")
+    stream = TextStream(tokenizer)
+    parts = [stream.add(token) for token in ids]
+    parts[-1] += stream.flush()
+    if params.guide is not None and not follows_guide(tokenizer, params.guide, "".join(parts)):
+        raise RequestError(
+            f"The given reply {''.join(parts)[:200]!r} does not have the format to which its request restricts the "
+            "model: change the reply or the format."
+        )
+    for token, part in zip(ids[:-1], parts):
+        yield SampledToken(token, 0.0, part)
+    yield SampledToken(ids[-1], 0.0, parts[-1], finish="stop")
 
 # %% ../../nbs/45_serving/30_openai_replies.ipynb #dbea107b
 class TextFormatter:

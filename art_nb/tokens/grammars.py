@@ -8,7 +8,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'prepare_schema', 'tokens_of', 'reads_tokens', 'matcher_of', 'forced_call', 'format_grammar', 'Guide',
-           'GrammarGuide', 'ChoiceGuide', 'guide_of', 'allowed_masks']
+           'GrammarGuide', 'ChoiceGuide', 'guide_of', 'allowed_masks', 'follows_guide']
 
 # %% ../../nbs/25_tokens/40_grammars.ipynb #02b4c257
 import json
@@ -314,3 +314,12 @@ def allowed_masks(
         mask[token_id] = True
         masks.append(np.packbits(mask, bitorder="little").tobytes())
     return masks
+
+
+def follows_guide(tokenizer: Any, guide: Mapping[str, Any], text: str) -> bool:
+    """Return whether a text is a complete reply that a guide permits."""
+    if "choice" in guide:
+        return text in guide["choice"]
+    grammar = guide["llguidance"] if "llguidance" in guide else format_grammar(guide, next(iter(guide)), tokenizer)
+    matcher = matcher_of(tokenizer, grammar).deep_copy()
+    return matcher.consume_tokens(tokens_of(tokenizer).tokenize_bytes(text.encode())) and matcher.is_accepting()

@@ -16,7 +16,7 @@ from support.warm import warm_python
 
 from art_nb.cli.main import main
 from art_nb.cli.starter import StarterAnswers, check_base_model, read_answers, write_starter
-from art_nb.cli.starter_tasks import SCORINGS, TASKS, scorings_of
+from art_nb.cli.starter_tasks import TASKS, scorings_of
 from art_nb.core.types import StoreError
 from art_nb.models.tiny import save_tiny_model
 
@@ -60,7 +60,7 @@ def import_agent(tmp_path, monkeypatch):
 async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     notebook, *_ = write_starter("toy.ipynb", StarterAnswers(task, reward, tiny))
-    names, one_step = {}, ONE_STEP.replace("steps=1", "steps=2") if task == "agent" else ONE_STEP
+    names, one_step = {}, ONE_STEP.replace("steps=1", "steps=2") if task in ("answer", "agent") else ONE_STEP
     try:
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "code":
@@ -83,14 +83,13 @@ def outcome_of(folder, *options):
 
 
 def test_the_tests_pass(tmp_path):
-    """Those of all notebooks, and of three scripts."""
+    """Those of all notebooks, and of a script for each task."""
     for task, reward in COMBINATIONS:
         write_starter(tmp_path / f"{task}-{reward}.ipynb", StarterAnswers(task, reward))
-    for task, reward in zip(TASKS, SCORINGS):
+    for task, reward in zip(TASKS, ("rule", "environment", "judge", "environment", "environment"), strict=True):
         write_starter(tmp_path / f"{task}_script.py", StarterAnswers(task, reward))
-    write_starter(tmp_path / "agent_script.py", StarterAnswers("agent", "environment"))
     said = outcome_of(tmp_path)
-    assert "28 passed" in said, said
+    assert "32 passed" in said, said
 
 
 @pytest.mark.slow
@@ -110,16 +109,18 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "failure"),
+    ("task", "old", "new", "failure"),
     [
-        ('("find_shelf", {"item": item})', '("find_shelf", {"thing": item})', "assert not any"),
-        ('{"item": item}), f"', '{"item": item}), "Wait.", f"', "sent 2 requests to the model, but 3 replies"),
-        ('f"They are on shelf {agent.find_shelf(item)}."', '"unknown"', "example.reward == 1"),
-        ("return agent.answer(question)", "return question", "No reply of the model was recorded"),
+        ("agent", '("find_shelf", {"item": item})', '("find_shelf", {"thing": item})', "assert not any"),
+        ("agent", '{"item": item}), f"', '{"item": item}), "Wait.", f"', "sent 2 requests to the model, but 3 replies"),
+        ("agent", 'f"They are on shelf {agent.find_shelf(item)}."', '"unknown"', "example.reward == 1"),
+        ("agent", "return agent.answer(question)", "return question", "No reply of the model was recorded"),
+        ("answer", 'FORMAT = "[0-9]{4}', 'FORMAT = "[0-9]{2}', "does not have the format"),
+        ("answer", 'reward(choice.message.content, scenario["answer"])', "0.0", "example.reward == 1"),
     ],
 )
-def test_the_test_of_an_agent_notices_wrong_scenarios(old, new, failure, tmp_path):
-    write_starter(tmp_path / "train.py", StarterAnswers("agent", "environment"))
+def test_the_test_notices_wrong_scenarios(task, old, new, failure, tmp_path):
+    write_starter(tmp_path / "train.py", StarterAnswers(task, "environment"))
     source = (tmp_path / "train.py").read_text()
     assert source.count(old) == 1
     (tmp_path / "train.py").write_text(source.replace(old, new))

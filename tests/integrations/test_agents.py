@@ -348,6 +348,28 @@ async def test_wrong_replies_are_errors(model, server, replies, reason):
     assert "1 of 1 examples failed. The first is 'bolt?'" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "restriction",
+    [
+        {"extra_body": {"guided_regex": "[A-Z]+"}},
+        {"extra_body": {"guided_choice": ["BOLT", "NUT"]}},
+        {"extra_body": {"structured_outputs": {"regex": "[A-Z]{4}"}}},
+    ],
+    ids=lambda restriction: "-".join(restriction["extra_body"]),
+)
+async def test_examples_have_the_format_of_their_request(model, restriction):
+    async def rollout(model, reply):
+        request = BODY | {"model": model.get_inference_name(), "max_tokens": 50} | restriction
+        completion = await model.openai_client().chat.completions.create(**request)
+        return art.Trajectory(messages_and_choices=[*BODY["messages"], completion.choices[0]], reward=1)
+
+    (example,) = await art.example_rollouts(model, rollout, ["BOLT"], lambda reply: [reply])
+    assert example.messages()[-1]["content"] == "BOLT"
+    for wrong in ("bolt", "BOLT.", " BOLT"):
+        with pytest.raises(RolloutError, match=f"The given reply '{wrong}' does not have the format"):
+            await art.example_rollouts(model, rollout, [wrong], lambda reply: [reply])
+
+
 async def test_text_completions_have_no_given_replies(model, server):
     client = openai.OpenAI(base_url=url_of(server), api_key=SECRET, max_retries=0)
 
