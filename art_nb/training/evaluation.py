@@ -530,7 +530,7 @@ async def evaluate(
     max_exceptions : int or float
         The number of rollouts that may fail. A value below 1 is a share of the rollouts.
     log : bool
-        Write the trajectories to the run's `val` split.
+        Write the trajectories to the run's `val` split. They replace those of an earlier evaluation of the step.
     request_overrides : dict, optional
         Fields that replace those of the rollouts' requests to the model, as in `train`.
     show_progress : bool, optional
