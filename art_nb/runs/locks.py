@@ -171,6 +171,7 @@ def acquire_lock(
     directory: str | Path,  # of the run; created if needed
     warn: Callable[[str, str], object],  # called with a key and a message before waiting
     patience_s: float = DEAD_S,  # seconds without a change of the file, after which an owner elsewhere counts as dead
+    alternative: str = "To start another run, give this model another name or run_name.",  # end of the error message
 ) -> RunLock:
     """Acquire the lock of a run directory. Raise `StoreError` if another running process holds it."""
     directory = Path(directory).resolve()
@@ -187,7 +188,7 @@ def acquire_lock(
         if _owner_runs(path, other, warn, patience_s):
             raise StoreError(
                 f"{directory} is in use by {describe_owner(other)}. Only one process can open a run: stop that "
-                "process or its kernel first. To start another run, give this model another name or run_name."
+                f"process or its kernel first. {alternative}"
             )
         _remove_stale(path, other)
 

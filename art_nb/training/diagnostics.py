@@ -13,11 +13,11 @@ __all__ = ['HistoryRows', 'HistoryRow', 'CODE_CHANGED', 'WARNINGS_PAGE', 'SUCCES
            'ADVICE_BY_MESSAGE', 'TrainingWarning', 'metric_values', 'task_metrics', 'training_rows',
            'rows_of_current_code', 'share', 'untrained', 'lost_signal', 'flat_share', 'share_of_highest',
            'near_the_top', 'gain', 'trend', 'is_rising', 'has_stable_gradient', 'ruined', 'mostly_flat',
-           'nothing_trained', 'constant_reward', 'has_high_rewards', 'equal_rewards', 'solved', 'partly_solved',
-           'flat_reward', 'flat_reward_stable_gradient', 'flat_reward_unstable_gradient', 'slow_reward', 'has_risen',
-           'reward_without_success', 'unchanged_metric', 'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse',
-           'common_reply', 'gradient_spike', 'length_collapse', 'truncation', 'mostly_truncated', 'failures',
-           'diagnose', 'advice_for']
+           'nothing_trained', 'constant_reward', 'has_many_highest', 'has_high_rewards', 'equal_rewards', 'solved',
+           'partly_solved', 'flat_reward', 'flat_reward_many_highest', 'flat_reward_stable_gradient',
+           'flat_reward_unstable_gradient', 'slow_reward', 'has_risen', 'reward_without_success', 'unchanged_metric',
+           'kl_blow_up', 'drift', 'much_clipped', 'entropy_collapse', 'common_reply', 'gradient_spike',
+           'length_collapse', 'truncation', 'mostly_truncated', 'failures', 'diagnose', 'advice_for']
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #7d6be42f
 import math
@@ -194,9 +194,14 @@ def constant_reward(rows: HistoryRows) -> str | None:
     return f"Every reward of the last {len(rows)} steps was {rewards[-1]:.3g}: does the rollout compute it?"
 
 
+def has_many_highest(rows: HistoryRows) -> bool:
+    """Return whether more than a quarter of the groups got only the highest reward."""
+    return share_of_highest(rows) > 0.25
+
+
 def has_high_rewards(rows: HistoryRows) -> bool:
-    """Return whether the rewards are high, or more than a quarter of the groups got only the highest reward."""
-    return near_the_top(rows) or share_of_highest(rows) > 0.25
+    """Return whether the rewards are high, or many groups got only the highest reward."""
+    return near_the_top(rows) or has_many_highest(rows)
 
 
 def equal_rewards(rows: HistoryRows) -> str | None:
@@ -231,8 +236,6 @@ def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
     values = metric_values(rows, "train/reward", window)
     if len(values) < window or fmean(flat_share(rows[-window:]) or [0.0]) > 0.75 or ruined(rows):
         return None
-    if share_of_highest(rows) > 0.25:  # what is left is difficult, and a higher learning rate does not help
-        return None
     slope, error = trend(values)
     noise = fmean(metric_values(rows, "train/reward_std_dev") or [0.0])
     change = abs(slope) * (window - 1)
@@ -242,21 +245,30 @@ def flat_reward(rows: HistoryRows, window: int = 12) -> str | None:
     return f"Over the last {window} steps it went from {values[0]:.3g} to {values[-1]:.3g}, which is noise."
 
 
+def flat_reward_many_highest(rows: HistoryRows) -> str | None:
+    """Return the finding of `flat_reward` if many groups got only the highest reward, but not nearly all are equal."""
+    finding = flat_reward(rows)
+    if not finding or not has_many_highest(rows) or mostly_flat(rows):
+        return None
+    highest = f"{share_of_highest(rows):.0%} of the groups got only the highest reward of the run"
+    return f"{finding} In the last 3 steps, {highest}."
+
+
 def flat_reward_stable_gradient(rows: HistoryRows) -> str | None:
-    """Return the finding of `flat_reward` if the gradient norm allows a higher learning rate."""
-    return flat_reward(rows) if has_stable_gradient(rows) else None
+    """Return the finding of `flat_reward` for other runs if the gradient norm allows a higher learning rate."""
+    return flat_reward(rows) if has_stable_gradient(rows) and not has_many_highest(rows) else None
 
 
 def flat_reward_unstable_gradient(rows: HistoryRows) -> str | None:
-    """Return the finding of `flat_reward` if the gradient norm does not allow a higher learning rate."""
-    return None if has_stable_gradient(rows) else flat_reward(rows)
+    """Return the finding of `flat_reward` for other runs if the gradient norm allows no higher learning rate."""
+    return None if has_stable_gradient(rows) or has_many_highest(rows) else flat_reward(rows)
 
 
 def slow_reward(rows: HistoryRows, window: int = 12) -> str | None:
     """Return a finding if the reward rises slowly and the gradient allows a higher learning rate, otherwise `None`."""
     values = metric_values(rows, "train/reward")
     noise = fmean(metric_values(rows, "train/reward_std_dev") or [0.0])
-    if len(values) < window or not has_stable_gradient(rows) or ruined(rows):
+    if len(values) < window or not has_stable_gradient(rows) or has_many_highest(rows) or ruined(rows):
         return None
     slope, error = trend(values[-window:])
     rise = slope * (window - 1)
@@ -393,7 +405,7 @@ def failures(rows: HistoryRows) -> str | None:
 
 # %% ../../nbs/65_training/10_diagnostics.ipynb #414fa825
 _RAISE_THE_LIMIT = "Raise max_completion_tokens (or max_tokens) in the rollout's request"
-_WRONG_REPLIES = "If the first words of the replies are already wrong, the limit is not the cause."
+_WRONG_REPLIES = "If a reply is already wrong before it reaches the limit, a higher limit does not help."
 _ANYTHING_ELSE = (
     "more rollouts per group. Look at a group with different rewards: did the better rollout earn its reward by what "
     "the model wrote?"
@@ -504,6 +516,13 @@ CHECKS: list[tuple[Callable[[HistoryRows], str | None], str, str]] = [
         mostly_truncated,
         "Nearly all replies reach the token limit",
         f"{_RAISE_THE_LIMIT}, or ask for shorter answers. {_WRONG_REPLIES}",
+    ),
+    (
+        flat_reward_many_highest,
+        "The reward is flat",
+        "If it is the best possible reward, many scenarios are solved. Read a group with a lower reward. If its "
+        "replies are always wrong in the same way, warm up with examples of these scenarios (model.train_sft). "
+        "Otherwise use harder scenarios, or end the run.",
     ),
     (flat_reward_stable_gradient, "The reward is flat", f"Try three times the learning_rate, or {_ANYTHING_ELSE}"),
     (flat_reward_unstable_gradient, "The reward is flat", f"Try {_ANYTHING_ELSE}"),

@@ -421,7 +421,8 @@ class Evaluation:
 
         If more conversations have the same value than fit, it shows some that are spread over the whole evaluation. The
         first line names the clusters (or scenarios) in which the lowest value is most frequent, if it occurs several
-        times in one of them.
+        times in one of them. Conversations with the highest value are left out, unless all have it. The last line then
+        says so.
 
         Parameters
         ----------
@@ -429,7 +430,6 @@ class Evaluation:
             The number of trajectories.
         metric : str, optional
             "reward", or a key of `Trajectory.metrics`. By default, the metric of the evaluation.
-
 
         Returns
         -------
@@ -440,11 +440,14 @@ class Evaluation:
         labels = self._clusters() or [*map(repr, self.scenarios or ())]
         name = f"{self.cluster}=" if isinstance(self.cluster, str) else ""
         lines = [text] if labels and (text := _lowest_text(values, labels, name)) else []
-        lowest = _lowest(values, n)
-        for i in [i for i in lowest if values[i] < max(values)] or lowest:  # the best one only if all are equal
+        lowest, highest = _lowest(values, n), max((v for v in values if not math.isnan(v)), default=math.nan)
+        lower = [i for i in lowest if values[i] < highest]
+        for i in lower or lowest:
             trajectory = self.trajectories[i]
             metadata = f" {one_line(str(trajectory.metadata), 200)}" if trajectory.metadata else ""
             lines += [f"{metric or self.metric} {values[i]:.3g}:{metadata}", *conversation_lines(trajectory)]
+        if len(lower) < len(lowest):
+            lines.append(f"No {'other ' if lower else ''}value is below the highest one, {highest:.3g}.")
         return "\n".join(lines)
 
     def __repr__(self):
@@ -527,7 +530,7 @@ async def evaluate(
     max_exceptions : int or float
         The number of rollouts that may fail. A value below 1 is a share of the rollouts.
     log : bool
-        Write the trajectories to the run's `val` split.
+        Write the trajectories to the run's `val` split. They replace those of an earlier evaluation of the step.
     request_overrides : dict, optional
         Fields that replace those of the rollouts' requests to the model, as in `train`.
     show_progress : bool, optional

@@ -72,6 +72,26 @@ def test_errors_are_one_line(runs, tmp_path, capsys):
     assert capsys.readouterr().err == "art-nb: There is no checkpoint of step 7. Available steps: 0, 1.\n"
 
 
+HOLD = """
+import sys
+from art_nb.runs.locks import acquire_lock
+
+acquire_lock(sys.argv[1], print)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_uses(runs, capsys):
+    command = [sys.executable, "-c", HOLD, str(runs / "help/models/desk-001")]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "held\n"
+        assert main(["serve", str(runs)]) == 1
+    error = capsys.readouterr().err
+    assert f"is in use by process {process.pid}" in error and "use its endpoint" in error
+    assert "another name" not in error
+
+
 def test_the_port_and_the_key_can_be_set(runs, monkeypatch, capsys):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

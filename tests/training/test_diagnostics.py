@@ -82,6 +82,9 @@ HISTORIES = {
     "truncation": changed(healthy(), 3, train__truncated=0.5),
     "mostly_truncated": changed(healthy(), 3, train__truncated=0.97),
     "flat_reward_stable_gradient": changed(healthy(), 14, train__reward=flat),
+    "flat_reward_many_highest": changed(
+        changed(healthy(), 14, train__reward=flat), 3, **HIGHEST | {"data__num_groups_highest": 3}
+    ),
     "flat_reward_unstable_gradient": changed(
         healthy(), 14, train__reward=flat, loss__grad_norm=lambda i: 0.4 * 2 ** (i / 3)
     ),
@@ -125,10 +128,14 @@ def test_replies_that_begin_alike_are_a_collapse_long_before_the_entropy_is_gone
     assert "entropy_collapse" in {lesson.key for lesson in diagnose(rows)}
 
 
-def test_a_flat_reward_is_no_finding_if_many_groups_are_solved():
-    rows = HISTORIES["flat_reward_stable_gradient"]
-    mostly_solved = changed(rows, 3, **HIGHEST | {"data__num_groups_highest": 3})
-    assert "flat_reward_stable_gradient" not in {lesson.key for lesson in diagnose(mostly_solved)}
+def test_a_flat_reward_gives_no_advice_about_the_learning_rate_if_many_groups_are_solved():
+    (lesson,) = diagnose(HISTORIES["flat_reward_many_highest"])
+    assert lesson.finding.endswith("In the last 3 steps, 38% of the groups got only the highest reward of the run.")
+    assert "learning_rate" not in lesson.advice and "harder scenarios" in lesson.advice
+    slow = changed(HISTORIES["slow_reward"], 3, **HIGHEST | {"data__num_groups_highest": 3})
+    assert diagnose(slow) == []
+    nearly_all_equal = changed(HISTORIES["flat_reward_many_highest"], 3, data__step_num_groups_trainable=1)
+    assert [lesson.key for lesson in diagnose(nearly_all_equal)] == ["partly_solved"]
 
 
 def test_the_same_reply_is_no_finding_while_the_reward_is_high():

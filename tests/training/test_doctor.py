@@ -24,6 +24,7 @@ from art_nb.training.doctor import (
     Probe,
     check_context,
     check_cost,
+    check_metrics,
     check_rows,
     check_success,
     check_tools,
@@ -465,6 +466,47 @@ def test_the_success_rate_names_the_temperature_if_it_is_known(temperatures, not
     group = art.TrajectoryGroup(rolled_out(i, temperature) for i, temperature in enumerate(temperatures))
     finding = check_success(Probe(art.Model(name="m", project="p"), player(), [group], [], 2.0)).finding
     assert (note in finding) and ("Temperature" in finding) == bool(note)
+
+
+def probe_of_groups(*groups):
+    """A probe of groups of (reward, metrics)."""
+    made = [
+        art.TrajectoryGroup(art.Trajectory(messages_and_choices=[], reward=r, metrics=metrics) for r, metrics in group)
+        for group in groups
+    ]
+    return Probe(art.Model(name="m", project="p"), player(), made, [], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "metrics", "verdict"),
+    [
+        ((1, 1, 1, 0.4), {}, "warn"),  # three of four groups are solved
+        ((1, 1, 0.4, 0.4), {}, "fail"),
+        ((1, 1, 1, 1), {}, "fail"),  # nothing shows that this is the best reward
+        ((0.1, 0.1, 0.1, 0), {"right": False}, "fail"),
+    ],
+)
+def test_equal_rewards_are_only_a_warning_if_most_groups_may_be_solved(rewards, metrics, verdict):
+    check = check_variance(probe_of_groups(*([(reward, metrics)] * 4 for reward in rewards)))
+    assert check.verdict == verdict
+    assert ("In 3 of 4 groups, all rewards are the highest one, 1." in check.advice) == (verdict == "warn")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "first", "second", "verdict"),
+    [
+        ((0.2, 0.6), {"right": False}, {"right": False}, "warn"),
+        ((0.2, 0.2), {"right": False}, {"right": False}, "info"),  # see the check `variance`
+        ((0.2, 0.6), {"invalid": False}, {"invalid": False}, "info"),
+        ((0.2, 0.6), {"right": False, "invalid": False}, {"right": True, "invalid": False}, "info"),
+        ((0.2, 0.6), {"right": False, "short": False}, {"right": False, "short": True}, "info"),  # a step on the way
+        ((0.2, 0.6), {"right": False, "words": 3}, {"right": False, "words": 5}, "warn"),
+    ],
+)
+def test_partial_credit_without_success_is_a_warning(rewards, first, second, verdict):
+    check = check_metrics(probe_of_groups([*zip(rewards, (first, second), strict=True)]))
+    assert check.verdict == verdict
+    assert ("first train on examples" in check.advice) == (verdict == "warn")
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

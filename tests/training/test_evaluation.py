@@ -359,6 +359,21 @@ def test_the_text_of_the_worst_has_no_first_line_without_information(rewards, sc
     assert found.worst_text(1).startswith("reward ")
 
 
+@pytest.mark.parametrize(
+    ("rewards", "shown", "last"),
+    [
+        ([1, 0, 0.5, 1], ["0:", "0.5:"], "No other value is below the highest one, 1."),
+        ([math.nan, 0, 1], ["0:"], "No other value is below the highest one, 1."),
+        ([1, 1], ["1:", "1:"], "No value is below the highest one, 1."),
+        ([0, 0, 0, 1], ["0:", "0:", "0:"], "reward 0:"),
+    ],
+)
+def test_the_text_of_the_worst_leaves_out_the_highest_value(rewards, shown, last):
+    lines = evaluation(*rewards).worst_text(3).splitlines()
+    assert [line.removeprefix("reward ") for line in lines if line.startswith("reward ")] == shown
+    assert lines[-1] == last
+
+
 def test_a_long_message_keeps_its_beginning_and_end():
     text = "".join(f"{i:04d}" for i in range(75)) + "\x1b"
     long = art.Trajectory(messages_and_choices=[{"role": "user", "content": text}])
