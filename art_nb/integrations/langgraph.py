@@ -12,6 +12,7 @@ from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
+from ..core.seeds import variable_scope
 from ..core.types import BackendMissing, RolloutError, install_hint
 from ..models.model import Model
 from ..rollouts.entries import History, get_messages
@@ -137,12 +138,8 @@ def wrap_rollout(model: Any = None, rollout: Callable[..., Any] | None = None) -
         models = [value for value in (model, *args, *kwargs.values()) if isinstance(value, Model)]
         if not models:
             raise RolloutError("No argument of the rollout is a model. Pass the model: wrap_rollout(model, rollout).")
-        token = _policy.set(models[0])
-        try:
-            with Trajectory() as recorded:
-                trajectory = check_trajectory(await rollout(*args, **kwargs))
-        finally:
-            _policy.reset(token)
+        with variable_scope(_policy, models[0]), Trajectory() as recorded:
+            trajectory = check_trajectory(await rollout(*args, **kwargs))
         return _with_conversations(trajectory, recorded, models[0])
 
     return wrapped

@@ -19,7 +19,7 @@ import inspect
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from ..core.aio import close_coroutines, gather_or_cancel, in_order, set_rollout
 from ..core.events import Bus, Event, GroupDone, RolloutDone, RolloutStarted
 from ..core.machine import rare_garbage_collection
 from ..core.progress_bars import format_of_bar, progress_bar, refresh_regularly
+from ..core.seeds import variable_scope
 from ..core.types import ArgumentError, RolloutError, hide_library_frames
 from .entries import sampled_tokens
 from .tracers import TracedRollout, traced
@@ -91,14 +92,9 @@ def current_rollout_scope() -> RolloutScope | None:
     return _scope.get()
 
 
-@contextmanager
-def rollout_scope(scope: RolloutScope | None) -> Iterator[None]:
+def rollout_scope(scope: RolloutScope | None) -> AbstractContextManager[None]:
     """Run code, also on another thread, as a part of the rollout of `scope`."""
-    token = _scope.set(scope)
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+    return variable_scope(_scope, scope)
 
 
 @contextmanager

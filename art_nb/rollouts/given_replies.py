@@ -8,14 +8,15 @@ __all__ = ['GIVEN_REPLY_HEADER', 'given_message', 'GivenReplies', 'read_given_re
 
 # %% ../../nbs/05_rollouts/17_given_replies.ipynb #a2057983
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from threading import Lock
 
 from typing import Any
 
+from ..core.seeds import variable_scope
 from ..core.types import RolloutError
 from .request_overrides import endpoint_address
 
@@ -112,11 +113,6 @@ def current_given_replies() -> GivenReplies | None:
     return _given.get()
 
 
-@contextmanager
-def given_reply_scope(given: GivenReplies | None) -> Iterator[None]:
+def given_reply_scope(given: GivenReplies | None) -> AbstractContextManager[None]:
     """Use given replies for all requests inside the `with` block. With `None`, replies are sampled."""
-    token = _given.set(given)
-    try:
-        yield
-    finally:
-        _given.reset(token)
+    return variable_scope(_given, given)

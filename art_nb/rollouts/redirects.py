@@ -13,12 +13,13 @@ __all__ = ['names_model', 'Redirect', 'current_redirect', 'redirect_scope']
 
 # %% ../../nbs/05_rollouts/16_redirects.ipynb #85ae42fe
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from ..core.seeds import variable_scope
 from ..core.types import RolloutError
 from .exchanges import PROTOCOLS
 
@@ -75,11 +76,6 @@ def current_redirect() -> Redirect | None:
     return _redirect.get()
 
 
-@contextmanager
-def redirect_scope(redirect: Redirect | None) -> Iterator[None]:
+def redirect_scope(redirect: Redirect | None) -> AbstractContextManager[None]:
     """Redirect all requests inside the `with` block. With `None`, requests are not redirected."""
-    token = _redirect.set(redirect)
-    try:
-        yield
-    finally:
-        _redirect.reset(token)
+    return variable_scope(_redirect, redirect)

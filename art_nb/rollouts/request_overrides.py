@@ -13,14 +13,15 @@ __all__ = ['OVERRIDABLE', 'OVERRIDES_HEADER', 'check_overrides', 'endpoint_addre
 
 # %% ../../nbs/05_rollouts/15_request_overrides.ipynb #ovr00005
 import json
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..core.seeds import variable_scope
 from ..core.types import TrainError
 
 # %% ../../nbs/05_rollouts/15_request_overrides.ipynb #ovr00007
@@ -127,14 +128,9 @@ def current_overrides() -> RequestOverrides | None:
     return _overrides.get()
 
 
-@contextmanager
-def override_scope(overrides: RequestOverrides | None) -> Iterator[None]:
+def override_scope(overrides: RequestOverrides | None) -> AbstractContextManager[None]:
     """Use overrides for all requests inside the `with` block. With `None`, requests are not changed."""
-    token = _overrides.set(overrides)
-    try:
-        yield
-    finally:
-        _overrides.reset(token)
+    return variable_scope(_overrides, overrides)
 
 
 def add_overrides(
