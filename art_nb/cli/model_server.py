@@ -77,6 +77,7 @@ def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
     backend.settings = replace(backend.settings, port=port, api_key=choose_key("127.0.0.1", user_key))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     acquire_lock(model.store.path, lambda _, message: print(message, flush=True), alternative=IN_USE_ADVICE)
+    print(f"Loading {model.name} …", flush=True)
     try:
         asyncio.run(model.register(backend))
         model.store.write_model(record)  # registration does not know the user's config

@@ -481,6 +481,7 @@ OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperatu
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
 # names that it contains, or replace the tools with functions that return invented results.
+# The result for the held-out items holds for these wordings only: use those of your users.
 QUESTIONS = ("Where are the {}s?", "On which shelf are the {}s?", "Which shelf has {}s?", "I need {}s. Which shelf?")
 ITEMS = (
     "axe barrow basket bell blanket bolt book bottle bracket broom bucket button cable candle chain chair chisel clamp "
