@@ -620,13 +620,13 @@ print(warmed_up)""",
         ),
     ),
     rewards_text="""\
-The output shows the mean reward of each step after the warm-up (step 1), at the temperature of `OVERRIDES`. It also
-shows the result for the questions that are not used in training, its difference from the warmed-up model and from the
-untrained model, and the worst rollouts. Six steps are few: in two runs they raised the share of right answers from
-0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the last steps still
-rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the model, because the
-warm-up runs only once for each name. If the warmed-up model was already right for most questions, there is little left
-to learn.""",
+The output shows the mean reward of each step at the temperature of `OVERRIDES`. The warm-up is step 1, without a reward.
+It also shows the result for the questions that are not used in training, its difference from the warmed-up model and
+from the untrained model, and the worst rollouts. Six steps after the warm-up are few: in two runs they raised the share
+of right answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the
+last steps still rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the
+model, because the warm-up runs only once for each name. If the warmed-up model was already right for most questions,
+there is little left to learn.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",
