@@ -620,7 +620,7 @@ print(warmed_up)""",
         ),
     ),
     rewards_text="""\
-The output shows the mean reward of each step at the temperature of `OVERRIDES`. The warm-up is step 1, without a reward.
+The output shows the mean reward of each step at the temperature of `OVERRIDES`. Step 1, the warm-up, has no reward.
 It also shows the result for the questions that are not used in training, its difference from the warmed-up model and
 from the untrained model, and the worst rollouts. Six steps after the warm-up are few: in two runs they raised the share
 of right answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the
