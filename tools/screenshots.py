@@ -1,14 +1,16 @@
 """Screenshots of the panels in a real JupyterLab and of the documentation site, as contact sheets.
 
-    .venv/bin/python tools/screenshots.py FINISHED RUNNING [OTHER]
+    .venv/bin/python tools/screenshots.py FINISHED RUNNING AGENT
 
-FINISHED, RUNNING and OTHER are run directories of the embedded model. A process must train in RUNNING while this
-program works. `make docs` must have built the site. The sheets are in docs/images/sheets. Each has the light theme on
-the left and the dark one on the right. The rows are the states of the panel, or pages of the site. The images in
-docs/images show FINISHED; overview.png is the one in the README. The judging panel shows the answers of the RULER
-tutorial with the recorded scores of a reader.
+These are run directories of the embedded model. A process must train in RUNNING while this program works. AGENT is a
+run with tools, such as that of examples/rock_paper_tool_use, for the failures panel. `make docs` must have built the
+site. The sheets are in docs/images/sheets. Each has the light theme on the left and the dark one on the right. The
+rows are the states of the panel, or pages of the site. The images in docs/images show FINISHED and AGENT; overview.png
+is the one in the README. The judging panel shows the answers of the RULER tutorial with the recorded scores of a
+reader.
 """
 
+import re
 import sys
 import tempfile
 from io import BytesIO
@@ -28,6 +30,7 @@ HEIGHT = 3000  # of the window; the whole output must fit
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 0.5  # of a screenshot in its sheet
 GAP = 8  # pixels between screenshots
+LOADING = re.compile("· loading|reading more")  # in the title of a panel that does not show all rollouts yet
 VIEWER_HEIGHT = 560  # of the viewer in the README's image
 START = "import art_nb as art\nimport art_nb.panels.live_cell"
 JUDGE = """
@@ -75,7 +78,7 @@ QUESTION = "Name three planets, separated by commas."
 PAGES = ("index.html", "docs/start/first-task.html", "examples/tic_tac_toe/tic-tac-toe.html", "api/art.Run.html")
 
 
-def cells(finished, running, other):
+def cells(finished, running, agent):
     """Return the cell of each panel and state. `saved` states are taken after the kernel has ended."""
     return {
         ("live", "running"): f"art.Run.attach({running!r})",
@@ -84,8 +87,8 @@ def cells(finished, running, other):
         ("viewer", "finished"): VIEW.format(path=finished),
         ("judging", "finished"): JUDGE.format(folder=str(ROOT / "examples" / "ruler")),
         ("judging", "running"): ASK,
-        ("failures", "finished"): f"art.failures({finished!r})",
-        ("compare", "finished"): f"art.compare({finished!r}, {other!r})",
+        ("failures", "finished"): f"art.failures({agent!r})",
+        ("compare", "finished"): f"art.compare({finished!r}, {running!r})",
         ("playground", "finished"): play(finished),
     }
 
@@ -99,6 +102,7 @@ def play(path):
 def output_image(notebook, n):
     """Return a screenshot of the output of a cell."""
     notebook.cell(n).scroll_into_view_if_needed()
+    notebook.cell(n).get_by_text(LOADING).first.wait_for(state="hidden")
     notebook.page.wait_for_timeout(1500)  # charts are drawn in several frames
     panel = notebook.cell(n).locator(".jp-OutputArea-output:has(.art-panel)")
     output = panel.first if panel.count() else notebook.output(n)  # a saved panel is plain HTML
@@ -130,6 +134,11 @@ def screenshots(browser, lab, sources, theme, width):
     return images
 
 
+def with_palette(image):
+    """Return a small image with a palette that keeps rare colors."""
+    return image.convert("RGB").quantize(192, method=Image.Quantize.MAXCOVERAGE)
+
+
 def overview(images):
     """Return the README's image: the live cell, and the upper part of the viewer below it."""
     live, viewer = images["live", "finished"], images["viewer", "finished"]
@@ -137,7 +146,7 @@ def overview(images):
     whole = Image.new("RGB", (max(live.width, viewer.width), live.height + GAP + viewer.height), "white")
     whole.paste(live.convert("RGB"), (0, 0))
     whole.paste(viewer.convert("RGB"), (0, live.height + GAP))
-    return whole.quantize(192)
+    return with_palette(whole)
 
 
 def save_images(taken):
@@ -146,7 +155,7 @@ def save_images(taken):
     for theme, images in taken.items():
         for panel in ("live", "viewer", "judging", "failures"):
             path = SHEETS.parent / f"{panel}-{theme}.png"
-            images[panel, "finished"].convert("RGB").quantize(128).save(path, optimize=True)
+            with_palette(images[panel, "finished"]).save(path, optimize=True)
 
 
 def pages(browser, theme, width):
@@ -173,7 +182,7 @@ def sheet(rows):
             whole.paste(image.convert("RGB"), (left, top))
             left += image.width + GAP
         top += max(image.height for image in row) + GAP
-    return whole.quantize(128)
+    return with_palette(whole)
 
 
 def link_run(folder, name, run):
@@ -184,10 +193,10 @@ def link_run(folder, name, run):
     return str(Path(name) / Path(run).resolve().relative_to(root))
 
 
-def main(finished, running, other=None):
+def main(finished, running, agent):
     SHEETS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        runs = {".art": finished, ".running": running, ".other": other or running}
+        runs = {".art": finished, ".running": running, ".agent": agent}
         sources = cells(*(link_run(folder, name, run) for name, run in runs.items()))
         lab = Lab(Path(folder)).start()
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])

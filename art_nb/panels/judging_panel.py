@@ -111,10 +111,11 @@ def static_session(
     from art_nb.reports.static_html import messages_html
 
     state, (shared, rests, _) = state_reply(session), align_conversations(session.group)
-    cells = [_table_cells(row, state["blind"]) for row in state["rows"][: detail.lines]]
+    cells = [_table_cells(row, state) for row in state["rows"][: detail.lines]]
     names = ["rank", "rollout"]
     if not state["blind"]:
-        names += ["score", state["scorer"], "advantage", "changed", "why"]
+        overridden = [state["scorer"], "advantage before"] if state["changed"] else []
+        names += ["score", "advantage", *overridden, "why"]
     step = f" · step {state['step']}" if state["step"] else ""
     title = tag("div", tag("b", "Judged group"), f" · {state['title']}{step}")
     parts = [title, facts_line(state["trained"]), facts_line(*_facts(state)), table(names, cells)]
@@ -133,10 +134,11 @@ def static_session(
     return tag("div", *parts, style=WRAP)
 
 
-def _table_cells(row: Mapping[str, Any], blind: bool) -> list[Any]:
-    if blind:
+def _table_cells(row: Mapping[str, Any], state: Mapping[str, Any]) -> list[Any]:
+    if state["blind"]:
         return [row["rank"], row["label"]]
-    numbers = [row[name] for name in ("score", "judge", "before", "after")]
+    overridden = ("judge", "before") if state["changed"] else ()
+    numbers = [row[name] for name in ("score", "after", *overridden)]
     figures = [float("nan") if value is None else float(value) for value in numbers]
     reason = row["reason"] or row["explanation"] or row["problem"]
     return [row["rank"], row["label"], *figures, shorten(reason, 160, placeholder=" …")]

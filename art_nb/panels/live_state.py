@@ -136,6 +136,6 @@ def live_state(
             "groups": group_entries(p, in_memory),
             "warnings": [asdict(warning) for warning in run_warnings(p)[:5]],
             "warnings_page": documentation_address(WARNINGS_PAGE),
-            "notes": [note[:300] for note in p.notes.values()],
+            "notes": [note[:500] for note in p.notes.values()],
             "failure": failure_card(p),
         }

@@ -222,7 +222,7 @@ def _token_html(token: list[Any]) -> Html:
 def _entry_html(entry: dict[str, Any], letters: int) -> Html:
     tokens = entry["tokens"] if len(entry["text"]) <= letters else []
     text = Html("".join(map(_token_html, tokens))) if tokens else truncate(entry["text"], letters)
-    role = tag("div", tag("b", entry["role"]), f" · {entry['finish']}" if entry["finish"] == "length" else "")
+    role = tag("div", tag("b", entry["role"]), " · token limit" if entry["finish"] == "length" else "")
     return tag("div", role, tag("div", text, style=PRE))
 
 

@@ -122,7 +122,12 @@ AXIS_WIDTH, MARGIN = 44, 6  # pixels
 
 def format_value(chart: Chart, value: float) -> str:
     """Return a value of a chart as text."""
-    return f"{value:.0%}" if chart.percent else f"{value:.3g}"
+    if chart.percent:
+        return f"{value:.0%}"
+    if not 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 Point = tuple[float, float | None, float | None]  # step, value, and half width of the band
@@ -154,12 +159,15 @@ def curves_image(
     curves: Sequence[tuple[str, Sequence[Point]]],  # color and points of each curve
     text: str,  # alternative text
     size: tuple[int, int] = (180, 84),  # width and height in pixels
+    axis: str = "step",  # name of the horizontal axis
 ) -> Html:
     """Return curves with common axes as an image. Missing values interrupt them."""
     known = [point for _, points in curves for point in known_points(points)]
     low, high = value_range(chart, min(v - s for _, v, s in known), max(v + s for _, v, s in known))
     width, height = size
-    bottom = height - (20 if chart.wide else MARGIN)  # a wide chart has the numbers of the steps below it
+    bottom = height - (
+        20 if chart.wide else MARGIN
+    )  # a wide chart has the first and the last number of its axis below it
     steps = [step for step, _, _ in known]
     first, last = min(steps), max(steps)
 
@@ -178,7 +186,7 @@ def curves_image(
     ]
     if chart.wide:
         shapes += [
-            label(AXIS_WIDTH, height - 4, f"step {first:g}", "start"),
+            label(AXIS_WIDTH, height - 4, f"{axis} {first:g}", "start"),
             label(width - MARGIN, height - 4, f"{last:g}"),
         ]
     for color, points in curves:

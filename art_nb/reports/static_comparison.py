@@ -75,7 +75,8 @@ def curves_html(comparison: RunComparison, metric: str, axis: str = "step") -> H
     if not any(value is not None for _, points in drawn for _, value, _ in points):
         return lines
     text = f"{metric} by {AXES[axis]}: " + "; ".join(f"{run} {last_value(curve)}" for run, curve in curves.items())
-    image = curves_image(Chart("", metric, "", metric, spread="interval", zero=False), drawn, text, (640, 220))
+    chart = Chart("", metric, "", metric, spread="interval", zero=False, wide=True)
+    image = curves_image(chart, drawn, text, (640, 220), axis)
     title = tag("div", tag("b", metric), f" by {AXES[axis]}")
     return Html(title + tag("div", image, style="max-width:760px") + lines)
 

@@ -55,6 +55,11 @@ from ..views.index import RolloutIndex, load_all, open_rollouts
 from ..views.step_table import FLAGS, preview
 
 # %% ../../nbs/80_reports/30_static_html.ipynb #51b5f44f
+def _first_words(text: str, length: int = 60) -> str:
+    line = one_line(text, length + 1)
+    return line if len(line) <= length else line[:length] + "…"
+
+
 def _message(message: dict[str, Any], level: DetailLevel) -> Html:
     role, text = message["role"], truncate(message["content"], level.letters)
     truncated = ", truncated at the token limit" if message.get("finish_reason") == "length" else ""
@@ -62,7 +67,7 @@ def _message(message: dict[str, Any], level: DetailLevel) -> Html:
     parts = [details("thinking", _pre(message["thinking"], level))] if message.get("thinking") else []
     body = tag("pre", text, style=PRE) if text else ""
     parts.append(
-        details(f"{name}: {one_line(text, 60)}", body)
+        details(f"{name}: {_first_words(text)}", body)
         if role in ("system", "developer", "tool") and text
         else tag("div", tag("b", name), body)
     )
@@ -104,7 +109,7 @@ def headline(index: RolloutIndex, row: int) -> str:
 
 def _rollout_line(index: RolloutIndex, row: int) -> str:
     rollout = index.locate(row).trajectory
-    text = one_line(preview(rollout), 60) if isinstance(rollout, Trajectory) else ""
+    text = _first_words(preview(rollout)) if isinstance(rollout, Trajectory) else ""
     return f"{headline(index, row)} · {text}" if text else headline(index, row)
 
 
@@ -115,7 +120,15 @@ def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     grid = _grid(frames[-1]["rows"]) if frames else ""
     return [
         *([tag("div", f"metrics: {metrics}")] if metrics else []),
-        *([details(f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=PRE))] if frames else []),
+        *(
+            [
+                details(
+                    f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=f"{PRE};font-family:monospace")
+                )
+            ]
+            if frames
+            else []
+        ),
         *([tag("div", f"board: {one_line(problem, 300)}")] if problem else []),
         *([details("log", _pre("\n".join(trajectory.logs), level))] if trajectory.logs else []),
     ]
@@ -256,7 +269,7 @@ def _groups_table(index: RolloutIndex, groups: Sequence[int], level: DetailLevel
     several_steps = len({index.locate_group(group).part.step for group in groups}) > 1
     skip = 0 if several_steps and _has_steps(index) else 1
     return table(
-        ["Step", "Scenario", "Rewards", "Mean ± std", ""][skip:],
+        ["Step", "Scenario", "Rewards", "Mean ± std", "Note"][skip:],
         [line[skip:] for line in lines],
         f"the first {level.lines} of {len(groups)} groups" if len(groups) > level.lines else "",
     )

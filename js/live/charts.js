@@ -84,7 +84,7 @@ export function createCharts(charts, columns) {
             },
             {
               ...axis,
-              size: 40,
+              size: 44,
               space: chart.wide ? 34 : 30,
               values: (self, ticks) => ticks.map((tick) => (chart.percent ? formatPercent(tick) : num(tick))),
             },

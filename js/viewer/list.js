@@ -214,7 +214,7 @@ export function createList(app) {
       failed ? h("span.level.is-failed") : rewardBar(reward[id]),
       h("span.num.reward", failed ? "failed" : num(reward[id])),
       flat && muted(group.trained ? `step ${group.step}, group ${group.place}` : `${group.split} step ${group.step}`),
-      h("span.grow.preview", preview ? marked(preview.preview) : "…"),
+      h("span.preview", preview ? marked(preview.preview) : "…"),
       marks.map(([flag, hint, label = flag]) => warning(label, hint)),
       explained(
         "span.muted.size",

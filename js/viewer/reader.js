@@ -92,7 +92,7 @@ export function createReader(app) {
     const group = index.groupOf(id);
     fill(
       crumbs,
-      index.stepped && h("span", `step ${step}`, !group.trained && ` ${split}`, muted(" › ")),
+      (index.stepped || step > 0) && h("span", `step ${step}`, !group.trained && ` ${split}`, muted(" › ")),
       h("span.name", { title: visible(group.name) }, marked(group.name)),
       muted(" › "),
       h("strong", { title: "Counted from 0" }, `rollout ${number}`),

@@ -1,5 +1,6 @@
 """The comparison panel in Chromium, on the real panel and runs on disk."""
 
+import base64
 import json
 import time
 
@@ -164,6 +165,13 @@ def test_which_runs_can_be_compared(stores):
         art.compare(stores[0])
     assert [*art.compare(stores[0].path.parent).comparison.stores] == ["fast", "slow"]
     assert [*art.compare(stores[0], stores[0]).comparison.stores] == ["slow", "slow (2)"]
+
+
+def test_the_static_curves_name_the_ends_of_their_axis(stores):
+    comparison = ComparisonPanel(stores).comparison
+    for axis, text in (("step", ">step 1<"), ("tokens", ">tokens 50<")):
+        image = static_comparison(comparison, "train/reward", axis).partition("base64,")[2].partition('"')[0]
+        assert text in base64.b64decode(image).decode()
 
 
 def test_a_run_without_token_counts_has_no_position_on_that_axis(stores, tmp_path):

@@ -251,6 +251,13 @@ def test_accessible_and_not_wider_than_the_page(opened, theme):
     assert not axe_faults(page)
 
 
+def test_a_long_status_leaves_the_button_in_the_first_line(opened):
+    page = opened(failing_steps(), width=870)
+    page.evaluate("document.querySelector('.art-f-bar .art-muted').textContent = 'word '.repeat(60)")
+    status, button = (page.locator(f".art-f-bar {part}").bounding_box() for part in (".art-muted", ".art-button"))
+    assert status["height"] > 36 and status["y"] <= button["y"] <= status["y"] + status["height"]
+
+
 def test_hostile_texts_stay_texts(opened):
     rollouts = [RuntimeError(text) for text in HOSTILE]
     calls = [CALLS[0] | {"function": {"name": HOSTILE[1], "arguments": "{"}}]
