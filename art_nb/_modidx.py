@@ -5301,6 +5301,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'art_nb/reports/static_html.py'),
                                             'art_nb.reports.static_html._finished_rewards': ( '80_reports/static_html.html#_finished_rewards',
                                                                                               'art_nb/reports/static_html.py'),
+                                            'art_nb.reports.static_html._first_words': ( '80_reports/static_html.html#_first_words',
+                                                                                         'art_nb/reports/static_html.py'),
                                             'art_nb.reports.static_html._grid': ( '80_reports/static_html.html#_grid',
                                                                                   'art_nb/reports/static_html.py'),
                                             'art_nb.reports.static_html._groups_table': ( '80_reports/static_html.html#_groups_table',
