@@ -92,6 +92,8 @@ class TrainConfig(StrictModel):
 class TrainSFTConfig(StrictModel):
     """Settings of one pass of supervised fine-tuning.
 
+    For several epochs, repeat the list: `model.train_sft(examples * 3, config)`.
+
     Parameters
     ----------
     learning_rate : float or list of float
