@@ -208,6 +208,21 @@ def test_a_small_board_is_visible_in_a_narrow_panel(opened, tmp_path):
     assert page.locator("[aria-label='Board number']").bounding_box()["y"] < side["y"] + side["height"]
 
 
+def test_crumbs_and_marks_are_not_cut_off(opened):
+    cut = Talk(1).add("user", "Count.").say("one two three four five six seven eight", finish="length").end(0.5)
+    group = art.TrajectoryGroup([cut, cut], metadata={"scenario_id": "31049"})
+    page = opened({13: [group]}, width=1030)
+    assert selected(page).startswith("step 13 › 31049 › rollout 0"), "also in a run with one step"
+    if not page.locator(".art-row-rollout").count():
+        page.locator(".art-row-group").click()
+    page.wait_for_selector(".art-row .art-badge:has-text('truncated')")
+    whole = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+    for width in (1030, 870):
+        page.set_viewport_size({"width": width, "height": 800})
+        calm(page)
+        assert page.locator(".art-crumbs .art-name, .art-row .art-badge").evaluate_all(whole) == [], width
+
+
 def test_a_failed_rollout_says_why(opened):
     page = opened(games(0, 2, failed=1))
     press(page, "J", "J")
