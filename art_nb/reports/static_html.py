@@ -117,18 +117,10 @@ def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     shown = [*trajectory.metrics.items()][:24]
     metrics = ", ".join(metric_text(key, value) for key, value in shown)
     name, frames, problem = board_of(trajectory)
-    grid = _grid(frames[-1]["rows"]) if frames else ""
+    grid = tag("pre", _grid(frames[-1]["rows"]), style=f"{PRE};font-family:monospace") if frames else ""
     return [
         *([tag("div", f"metrics: {metrics}")] if metrics else []),
-        *(
-            [
-                details(
-                    f"{name}: the last of {len(frames)} boards", tag("pre", grid, style=f"{PRE};font-family:monospace")
-                )
-            ]
-            if frames
-            else []
-        ),
+        *([details(f"{name}: the last of {len(frames)} boards", grid)] if grid else []),
         *([tag("div", f"board: {one_line(problem, 300)}")] if problem else []),
         *([details("log", _pre("\n".join(trajectory.logs), level))] if trajectory.logs else []),
     ]

@@ -77,8 +77,8 @@ KINDS = {
     "truncated": FailureKind(
         "Truncated replies",
         "A reply ended at the token limit.",
-        "Read the beginning of a reply. If it is good, increase max_completion_tokens. If it is already wrong, a higher "
-        "limit does not help.",
+        "Read the beginning of a reply. If it is good, increase max_completion_tokens. If it is already wrong, a "
+        "higher limit does not help.",
     ),
 }
 

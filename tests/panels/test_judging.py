@@ -205,8 +205,9 @@ async def test_own_rewards_need_no_judge(tmp_path):
     panel = await judge(group, journal=tmp_path, show=False)
     assert not panel.current_session.has_changes()
     assert "own reward" in repr(panel) and "judge" not in repr(panel)
-    assert "own reward</th>" in panel.html() and "judge:" not in panel.html()
+    assert ">own reward<" in panel.html() and "judge:" not in panel.html()
     panel.current_session.score(0, 0.75, "b")
+    assert "own reward</th>" in panel.html() and "judge:" not in panel.html()
     panel.apply()
     assert [t.reward for t in group] == [0.75, 1.0, 0.5] and "ruler_score" not in group.trajectories[1].metrics
 
