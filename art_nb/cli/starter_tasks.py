@@ -210,8 +210,8 @@ def new_scenario():
     return {"text": text, "answer": f"{year}-{month:02}-{day:02}"}
 
 
-different = {scenario["text"]: scenario for scenario in (new_scenario() for _ in range(400))}  # no text twice
-held_out, scenarios = [*different.values()][:60], [*different.values()][60:]""",
+all_scenarios = [*{scenario["text"]: scenario for scenario in (new_scenario() for _ in range(400))}.values()]
+held_out, scenarios = all_scenarios[:60], all_scenarios[60:]  # no text occurs twice""",
     rollout_text="""\
 A rollout sends one message and returns it with the choice, which contains the sampled tokens. The instruction is in the
 user message, because small models often ignore a system prompt. `guided_regex` restricts the reply to the format.""",
@@ -238,16 +238,7 @@ assert reward("2031-05-07", "2031-05-07") > reward("2031-07-05", "2031-05-07")""
             # the right answers: each must fit the format and get the full reward
             {EXAMPLES_TEST.format(replies='[scenario["answer"]]')}""",
     before=(
-        (
-            "markdown",
-            "How often is the untrained model right? The evaluation uses scenarios that are not used in training.",
-        ),
-        (
-            "code",
-            """\
-before = await art.evaluate(model, rollout, held_out, step=0, metric="right")
-print(before)""",
-        ),
+        *evaluate_before("right")[2:],  # the doctor comes after the warm-up
         (
             "markdown",
             """\

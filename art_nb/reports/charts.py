@@ -165,9 +165,8 @@ def curves_image(
     known = [point for _, points in curves for point in known_points(points)]
     low, high = value_range(chart, min(v - s for _, v, s in known), max(v + s for _, v, s in known))
     width, height = size
-    bottom = height - (
-        20 if chart.wide else MARGIN
-    )  # a wide chart has the first and the last number of its axis below it
+    # Below a wide chart are the first and the last number of its axis.
+    bottom = height - (20 if chart.wide else MARGIN)
     steps = [step for step, _, _ in known]
     first, last = min(steps), max(steps)
 
