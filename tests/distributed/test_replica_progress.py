@@ -28,7 +28,8 @@ def replica(tiny_model_dir):
 
 
 async def reply(replica):
-    return [token async for token in replica.sampler.generate([5, 6, 7], SamplingParams(max_tokens=2), None)]
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    return [token async for token in replica.sampler.generate([5, 6, 7], params, None)]
 
 
 def before_decoding(replica, work):
