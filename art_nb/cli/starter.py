@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'MODEL_QUESTION', 'ABOUT_MODEL', 'TRAINING', 'OTHER_MODEL', 'MODEL', 'REGISTER_CODE', 'TRAIN_CODE',
-           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'REPLACE', 'CHECK', 'SCRIPT_END', 'TEST', 'LOAD_NOTEBOOK',
-           'LOAD_SCRIPT', 'WRITERS', 'StarterAnswers', 'check_base_model', 'read_choice', 'read_model', 'read_answers',
-           'starter_cells', 'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
+           'JUDGE_REWARDS_TEXT', 'REWARDS', 'NEXT', 'REPLACE', 'CHECK', 'NEXT_COMMANDS', 'SCRIPT_END', 'TEST',
+           'LOAD_NOTEBOOK', 'LOAD_SCRIPT', 'WRITERS', 'StarterAnswers', 'check_base_model', 'read_choice', 'read_model',
+           'read_answers', 'starter_cells', 'rollout_source', 'as_notebook', 'as_script', 'as_test', 'write_starter']
 
 # %% ../../nbs/95_cli/05_starter.ipynb #ab1d86e3
 import json
@@ -140,11 +140,12 @@ REPLACE = """\
 For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
 bad results in `{test}`."""
 CHECK = """\
-`pytest {test}` checks the task without training. After the training:
-
-- `art-nb view .art/{project}/models/{name}` opens a report with all rollouts.
-- `art-nb serve .art/{project}/models/{name}` serves the model to programs that use the OpenAI API. With
-  `--name gpt-4o-mini`, it also answers to this name."""
+`pytest {test}` checks the task without training.
+At its end, the script prints a command that opens a report with all rollouts, and one that serves the model to programs
+that use the OpenAI API."""
+NEXT_COMMANDS = """\
+path = model.store.path
+print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path} --name gpt-4o-mini")"""
 SCRIPT_END = """\
 async def main():
     async with art.LocalBackend() as backend:
@@ -201,14 +202,15 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     """Return the starter as a script. `python` runs all of it. `art-nb train` skips the warm-up and only trains."""
     task, scoring = TASKS[answers.task], SCORINGS[answers.reward]
     to_replace = f"{REPLACE.format(test=test)} " if task.rule else ""  # the texts about the other tasks contain it
-    check = f"{to_replace}{CHECK.format(test=test, project=project, name=task.model)}"
+    check = f"{to_replace}{CHECK.format(test=test)}"
     docstring = f"{task.title}\n\n{task.about}\n\n{check}".replace('"', "'")
     reward = "\n".join(f"# {line}" for line in scoring.text(task).splitlines()) + f"\n{scoring.code(task)}"
     model = MODEL.format(name=task.model, project=json.dumps(project), base=json.dumps(answers.model))
     train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
     before = [source for kind, source in task.before if kind == "code"]
     comment = textwrap.indent(textwrap.fill(task.rewards_text, 100), "# ")
-    main = "\n".join([*before, train, comment, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS])
+    evaluated = [*before, comment, train, REWARDS, task.after]
+    main = "\n".join([*(evaluated if scoring.can_evaluate else [train, REWARDS]), NEXT_COMMANDS])
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

@@ -211,7 +211,7 @@ def new_scenario():
 
 
 all_scenarios = [*{scenario["text"]: scenario for scenario in (new_scenario() for _ in range(400))}.values()]
-held_out, scenarios = all_scenarios[:60], all_scenarios[60:]  # no text occurs twice""",
+held_out, scenarios = all_scenarios[:60], all_scenarios[60:]  # no text occurs twice, but an answer can""",
     rollout_text="""\
 A rollout sends one message and returns it with the choice, which contains the sampled tokens. The instruction is in the
 user message, because small models often ignore a system prompt. `guided_regex` restricts the reply to the format.""",
@@ -250,20 +250,19 @@ than a third of the doctor's rollouts are right, use more.""",
         (
             "code",
             """\
-if await model.get_step() == 0:
-    examples = await art.example_rollouts(
-        model, rollout, scenarios[:40], lambda scenario: [scenario["answer"]])  # 10 for each form of the texts
+if await model.get_step() == 0:  # the warm-up. 40 examples teach a format. If the model must compute the answers,
+    # use hundreds of examples, several times (`examples * 4`), and learning_rate=1e-3.
+    examples = await art.example_rollouts(model, rollout, scenarios[:40], lambda scenario: [scenario["answer"]])
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=5e-4, batch_size=4))
 print(await art.doctor(model, rollout, scenarios))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
-print(warmed_up)""",
+print(warmed_up)  # near 1, there is little left to learn""",
         ),
     ),
     rewards_text="""\
-The output shows the mean reward of each step after the warm-up. It also shows the result for the held-out scenarios,
-its difference from the warmed-up model and from the untrained model, and the worst rollouts. If the rewards of the
-last steps still rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the
-model.""",
+The output shows the mean reward of each step, and the result for the held-out scenarios with its differences from the
+warmed-up and the untrained model. If the last rewards still rise, increase `steps` and run again. If they do not rise,
+use more examples, and a new name of the model.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, metric="right")
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",
@@ -607,17 +606,14 @@ if await model.get_step() == 0:
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
 print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, **EVALUATION)
-print(warmed_up)""",
+print(warmed_up)  # near 1, there is little left to learn""",
         ),
     ),
     rewards_text="""\
-The output shows the mean reward of each step at the temperature of `OVERRIDES`. Step 1, the warm-up, has no reward.
-It also shows the result for the questions that are not used in training, its difference from the warmed-up model and
-from the untrained model, and the worst rollouts. Six steps after the warm-up are few: in two runs they raised the share
-of right answers from 0.52 to 0.71 and from 0.55 to 0.73, and in another one they changed nothing. If the rewards of the
-last steps still rise, increase `steps` and run again. If they do not rise, use more examples, and a new name of the
-model, because the warm-up runs only once for each name. If the warmed-up model was already right for most questions,
-there is little left to learn.""",
+The output shows the mean reward of each step, and the result for the held-out items with its differences from the
+warmed-up and the untrained model. The warm-up is step 1, so seven `steps` are six steps of reinforcement learning. They
+are few: if the last rewards still rise, increase `steps` and run again. If they do not rise, use more examples, and a
+new name of the model, because the warm-up runs only once for each name.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

@@ -9,6 +9,7 @@ from support.ui import HOSTILE, axe_faults, calm, waits
 from support.view_parts import CALLS, Talk, crowd, games
 
 import art_nb as art
+from art_nb.cli.main import main
 from art_nb.panels.failures_panel import FailuresPanel
 from art_nb.reports.static_failures import static_failures
 from art_nb.views.failures import KINDS, MAX_LISTED
@@ -100,7 +101,7 @@ def failed(text, count):
     return art.TrajectoryGroup([art.Trajectory(), *[ValueError(text)] * count])
 
 
-def test_of_the_evaluations_only_the_newest_one_counts(tmp_path):
+def test_of_the_evaluations_only_the_newest_one_counts(tmp_path, capsys):
     store = art.RunStore(tmp_path / "run")
     store.write_groups("val", 0, [failed("full", 9)])
     panel = FailuresPanel(store)
@@ -120,6 +121,9 @@ def test_of_the_evaluations_only_the_newest_one_counts(tmp_path):
     assert ": 2 rollouts in training, 14 in all evaluations\n" in text
     assert "Exceptions: 1 of 2 rollouts, 12 of 14 in all evaluations\n" in text
     assert "12 of 14 in all evaluations" in art.failures(store, all_evaluations=True).html()
+    for options in ([], ["--all-evaluations"]):
+        assert main(["failures", str(store.path), *options]) == 0
+        assert capsys.readouterr().out == f"{art.failures(store, all_evaluations=bool(options))}\n"
 
 
 def test_discarded_groups_are_not_an_evaluation(tmp_path):
