@@ -311,7 +311,7 @@ SHARED_NAMES = {
     "RequestT": "a type variable",
     "compare": "the panel of runs, and the agreement of two rankings",
     "doctor": "a function and its command",
-    "failures": "a panel, and a check of diagnostics",
+    "failures": "a panel and its command, and a check of diagnostics",
     "migrate": "a function and its command",
     "profile": "a function and its command",
     "record": "a function and its command",

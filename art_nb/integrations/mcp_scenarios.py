@@ -308,7 +308,7 @@ def scenario_messages(
     tools: Sequence[MCPTool],
     resources: Sequence[MCPResource],
     instructions: str | None,  # of the user
-    earlier: Iterable[GeneratedScenario],  # tasks that must not be repeated
+    existing: Iterable[GeneratedScenario],  # tasks that must not be repeated
     faults: Sequence[str],  # of the last reply
 ) -> list[dict[str, Any]]:
     """Return the request for `n` scenarios."""
@@ -317,7 +317,7 @@ def scenario_messages(
     parts = [SCENARIO_PROMPT.format(n=n, tools=tool_lines, resources=resource_lines)]
     if instructions:
         parts.append(f"Follow these instructions too:\n{instructions}")
-    if tasks := [f"- {scenario.preview()}" for scenario in earlier]:
+    if tasks := [f"- {scenario.preview()}" for scenario in existing]:
         parts.append("\n".join(["These tasks exist already. Write others:", *tasks]))
     if faults:
         parts.append("\n".join(["The last reply had these faults:", *(f"- {fault}" for fault in faults[:MAX_FAULTS])]))
@@ -352,7 +352,7 @@ async def collect_scenarios(
     faults: list[str] = []
     for _ in range(MAX_REQUESTS):
         missing = n - len(collected)
-        request = messages(missing, earlier=collected.values(), faults=faults)
+        request = messages(missing, existing=collected.values(), faults=faults)
         scenarios, faults = parse_scenarios(await ask(request, missing))
         for scenario in scenarios:
             key = " ".join(scenario.task.casefold().split())

@@ -131,8 +131,8 @@ class Session:
     def _remove_missed_reply(self) -> None:
         """Remove the newest earlier exchange that has the same request as the last one."""
         exchanges = self.trajectory.exchanges
-        *earlier, last = exchanges.in_order()
-        missed = next((exchange for exchange in reversed(earlier) if exchange.request == last.request), None)
+        *previous, last = exchanges.in_order()
+        missed = next((exchange for exchange in reversed(previous) if exchange.request == last.request), None)
         if missed is not None:
             others: dict[str, Any] = {name: [e for e in items if e is not missed] for name, items in exchanges}
             self.trajectory.exchanges = TrajectoryExchanges.model_construct(**others)

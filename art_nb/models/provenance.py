@@ -108,8 +108,8 @@ def record_session(
 
 def _compare_code(model: Any, call: str, step: int) -> bool:
     """Compare the latest session with the one that trained the previous step. Warn if the code differs."""
-    *earlier, latest = [session for session in read_sessions(model.store) if session.get("call") == call]
-    trained = [session for session in earlier if session.get("step", 0) < step]  # the others finished no step
+    *previous, latest = [session for session in read_sessions(model.store) if session.get("call") == call]
+    trained = [session for session in previous if session.get("step", 0) < step]  # the others finished no step
     before, now = (session.get("program", {}) for session in (trained[-1] if trained else {}, latest))
     has_digests = before.get("digest") and now.get("digest")  # sessions of an earlier version have none
     key = "digest" if has_digests else "code"

@@ -449,7 +449,7 @@ def _exact_turn(exchange: Exchange) -> CapturedTurn | None:
     return _chat_turn(exchange, exact["messages"], Choice.model_validate(exact["choice"]), exact["tools"])
 
 
-def _response_turns(exchange: ResponsesExchange, earlier: Sequence[dict[str, Any]]) -> Iterator[CapturedTurn]:
+def _response_turns(exchange: ResponsesExchange, history: Sequence[dict[str, Any]]) -> Iterator[CapturedTurn]:
     if (exact := _exact_turn(exchange)) is not None:
         yield exact
         return
@@ -458,7 +458,7 @@ def _response_turns(exchange: ResponsesExchange, earlier: Sequence[dict[str, Any
     messages = [{"role": "system", "content": request["instructions"]}] if request.get("instructions") else []
     replies = _item_messages(exchange.response.get("output") or ())
     if replies:
-        messages = [*messages, *earlier, *_item_messages(items), *replies[:-1]]
+        messages = [*messages, *history, *_item_messages(items), *replies[:-1]]
         yield _chat_turn(exchange, messages, replies[-1], [*_functions_of(request.get("tools"))] or None)
 
 # %% ../../nbs/05_rollouts/10_exchanges.ipynb #42633189
@@ -509,11 +509,11 @@ _TURNS_OF: dict[type[Exchange], Callable[[Any], Iterator[CapturedTurn]]] = {
 
 def turns_of(
     exchange: Exchange,
-    earlier: Sequence[dict[str, Any]] = (),  # messages before those of a request with `previous_response_id`
+    history: Sequence[dict[str, Any]] = (),  # messages before those of a request with `previous_response_id`
 ) -> Iterator[CapturedTurn]:
     """Yield one turn for each reply of an exchange."""
     if isinstance(exchange, ResponsesExchange):
-        yield from _response_turns(exchange, earlier)
+        yield from _response_turns(exchange, history)
     else:
         yield from _TURNS_OF[type(exchange)](exchange)
 

@@ -283,11 +283,11 @@ class ResponsesDialect(ChatDialect):
             if body.pop(key, None) not in neutral:
                 raise RequestError(f"{key} is not supported here: leave it out.", param=key)
         previous = body.pop("previous_response_id", None)
-        earlier = [] if previous is None else self.stored.get(require_type(previous, str, "previous_response_id"))
+        history = [] if previous is None else self.stored.get(require_type(previous, str, "previous_response_id"))
         instructions = body.pop("instructions", None)
         first = [] if not instructions else [{"role": "system", "content": instructions}]
         self._instructions = len(first)
-        self.messages = [*first, *earlier, *input_messages(self.stored.with_items(body.pop("input", [])))]
+        self.messages = [*first, *history, *input_messages(self.stored.with_items(body.pop("input", [])))]
         self.tools, self._names = chat_tools(body.pop("tools", None))
         if (form := chat_format(body.pop("text", None))) is not None:
             chat["response_format"] = form
