@@ -22,11 +22,11 @@ With the default settings, other runs of this demo won 74 to 86 %."""
 
 
 def peak_rss_gb() -> float:
-    """Return the peak memory of this process in GB."""
+    """Return the peak memory of this process in GB (10^9 bytes)."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e9 if sys.platform == "darwin" else 1e6)
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e9
 
 
 def new_model(path: str) -> art.TrainableModel:
