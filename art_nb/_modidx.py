@@ -9206,6 +9206,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.progress_label': ( '65_training/evaluation.html#progress_label',
                                                                                            'art_nb/training/evaluation.py'),
+                                            'art_nb.training.evaluation.proportion_interval': ( '65_training/evaluation.html#proportion_interval',
+                                                                                                'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.student_interval': ( '65_training/evaluation.html#student_interval',
                                                                                              'art_nb/training/evaluation.py'),
                                             'art_nb.training.evaluation.t95': ( '65_training/evaluation.html#t95',

@@ -23,6 +23,7 @@ from art_nb.training.evaluation import (
     evaluate_steps,
     mean_interval,
     paired_interval,
+    proportion_interval,
     student_interval,
     t95,
     wilson,
@@ -276,6 +277,32 @@ def test_the_clustered_interval_covers_the_mean_of_all_clusters():
     assert np.mean([low <= 0.5 <= high for low, high in map(mean_interval, samples)]) < 0.75
 
 
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_the_interval_of_a_clustered_proportion_covers_its_rate(rate):
+    """16 items with six questions each. Student's interval covers a rate of 0.9 in 90 % of the samples."""
+    generator = np.random.default_rng(0)
+    rates = generator.beta(4 * rate, 4 - 4 * rate, size=(1000, 16, 1))
+    samples = (generator.random((1000, 16, 6)) < rates).reshape(1000, 96).astype(float).tolist()
+    clusters = [str(i // 6) for i in range(96)]
+
+    def coverage(interval):
+        return np.mean([low <= rate <= high for low, high in (interval(sample, clusters) for sample in samples)])
+
+    assert 0.925 < coverage(proportion_interval) < 0.975
+    assert rate == 0.5 or coverage(mean_interval) < 0.91
+
+
+def test_the_interval_of_a_clustered_proportion():
+    clusters = [str(i // 6) for i in range(96)]
+    right = [1.0] * 90 + [0.0] * 6
+    assert proportion_interval(right, range(96)) == pytest.approx(wilson(90, 96))  # each value is a cluster
+    low, high = proportion_interval(right, clusters)  # all values of a cluster are equal
+    assert low < wilson(15, 16)[0] and wilson(15, 16)[1] < high < 1
+    assert proportion_interval([0.0] * 96, clusters) == wilson(0, 16)
+    assert proportion_interval([0.0, 1.0] * 48, clusters) == wilson(8, 16)  # all clusters have the same mean
+    assert proportion_interval([0.0, 1.0], "aa") == (-math.inf, math.inf)
+
+
 BRANCHES = [{"branch": branch, "question": q} for branch in ("Tower Street", "Harbor", "Mill Lane") for q in range(4)]
 
 
@@ -288,7 +315,8 @@ async def test_an_evaluation_with_clusters(tmp_path):
     options = {"step": 0, "metric": "right", "log": False}
     earlier, later = (art.Model(name=name, project="p") for name in ("earlier", "later"))
     after = await evaluate(later, opening_hours, BRANCHES, cluster="branch", **options)
-    assert after.ci95() == mean_interval([0, 1, 1]) and after.ci95("reward") == after.ci95()
+    right, branches = [0.0] * 4 + [1.0] * 8, [scenario["branch"] for scenario in BRANCHES]
+    assert after.ci95() == proportion_interval(right, branches) and after.ci95("reward") == mean_interval([0, 1, 1])
     assert repr(after).endswith("n=12, 3 clusters)")
     [same] = await evaluate_steps(
         later, opening_hours, BRANCHES, [0], cluster=lambda scenario: scenario["branch"], metric="right", log=False
@@ -301,7 +329,7 @@ async def test_an_evaluation_with_clusters(tmp_path):
         assert (difference.low, difference.high) == student_interval([0, 0.25 * sign, 0.25 * sign])
         assert repr(difference).endswith("n=12, 3 clusters)")
     before.cluster = "branch"
-    assert before.ci95() == mean_interval([0, 0.75, 0.75])
+    assert before.ci95() == proportion_interval([0.0] * 4 + [0.0, 1.0, 1.0, 1.0] * 2, branches)
 
 
 async def test_an_invalid_cluster_raises_before_the_rollouts_start():
