@@ -86,7 +86,8 @@ def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
             backend.runtime(model).aliases[name] = served
         export, key = ("", f"%{KEY_NAME}%") if os.name == "nt" else ("export ", f"${KEY_NAME}")
         print(
-            "Serving until Ctrl-C. Set these variables in the shell of your program:\n\n"
+            f"Serving step {steps[-1] if step is None else step} until Ctrl-C. "
+            "Set these variables in the shell of your program:\n\n"
             f"    {export}OPENAI_BASE_URL={model.inference_base_url}\n"
             f"    {export}OPENAI_API_KEY={key if user_key else model.inference_api_key}\n\n"
             f"The name of the model is {served}" + (f", or {name}" if name else ""),

@@ -209,8 +209,9 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
     before = [source for kind, source in task.before if kind == "code"]
     comment = textwrap.indent(textwrap.fill(task.rewards_text, 100), "# ")
-    evaluated = [*before, comment, train, REWARDS, task.after]
-    main = "\n".join([*(evaluated if scoring.can_evaluate else [train, REWARDS]), NEXT_COMMANDS])
+    evaluated = [*before, task.end_early, comment, train, REWARDS, task.after]
+    steps = evaluated if scoring.can_evaluate else [train, REWARDS]
+    main = "\n".join(filter(None, [*steps, NEXT_COMMANDS]))
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

@@ -195,6 +195,8 @@ def reward_sentence(means: Sequence[StepMean]) -> str:
         return sentence
     apart = first.interval[1] < last.interval[0] or last.interval[1] < first.interval[0]
     relation = "do not overlap" if apart else "overlap, so the change may be chance"
+    if not apart and last.split == "val":
+        relation = "overlap. The interval of `after.difference(before)`, for the same scenarios, is usually narrower"
     return f"{sentence} The {last.split} intervals of steps {first.step} and {last.step} {relation}."
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #45795433

@@ -449,10 +449,10 @@ def success_advice(probe: Probe) -> str:
         "warm up with (more) examples: model.train_sft(…)",
     ]
     numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
-    alternative = ", or use harder scenarios" if min(t.reward for t in probe.trajectories) > 0 else ""
+    alternative = " (otherwise use harder scenarios)" if min(t.reward for t in probe.trajectories) > 0 else ""
     return (
-        f"If the replies are good, check the reward{alternative}. Otherwise, change one thing at a time "
-        f"and run the doctor again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
+        f"First call the reward with a right reply: the result must be higher{alternative}. Then change one thing at a "
+        f"time and run the doctor again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
     )
 
 # %% ../../nbs/65_training/80_doctor.ipynb #7794f793

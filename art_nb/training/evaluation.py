@@ -475,7 +475,11 @@ class Evaluation:
 
     def __repr__(self):
         low, high = self.ci95()
-        clusters = f", {quantity(len({*labels}), 'cluster')}" if (labels := self._clusters()) else ""
+        clusters = ""
+        if labels := self._clusters():
+            means = cluster_values(self.values(), labels)
+            kind = "equal cluster" if min(means) == max(means) else "cluster"
+            clusters = f", {quantity(len(means), kind)}"
         failed = f", {self.failed} failed" if self.failed else ""
         return (
             f"Evaluation({self.name} step {self.step}: {self.metric} {self.mean():.3f}, "

@@ -18,6 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,6 +165,9 @@ def tool_error(
 ) -> str:  # "" if it is not an error
     """Return the error in the result of a tool, on one line and without the values that vary."""
     result = result.strip()
+    if result.startswith('"'):  # some agents encode texts as JSON
+        with suppress(ValueError, RecursionError):  # otherwise, the quotation mark is part of the text
+            result = str(json.loads(result)).strip()
     if result.startswith("{") and '"error"' in result:
         try:
             error = json.loads(result).get("error")

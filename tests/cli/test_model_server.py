@@ -47,6 +47,7 @@ def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, optio
             assert line, f"the server ended: {text}"
             text += line
         assert "; step 1;" in text  # the backend has loaded the newest checkpoint
+        assert f"Serving step {'0' if '--step' in options else '1'} until" in text
         url, key = (re.search(rf"export {field}=(\S+)", text)[1] for field in ("OPENAI_BASE_URL", "OPENAI_API_KEY"))
         assert text.split()[-1] == name
         client = openai.OpenAI(base_url=url, api_key=key)

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,20 +93,35 @@ def test_the_tests_pass(tmp_path):
     assert "32 passed" in said, said
 
 
-@pytest.mark.slow
-def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
-    file = tmp_path / "agent.py"
-    assert main(["init", "--task", "agent", "--model", tiny, str(file), "-y"]) == 0
-    assert f"python {file}" in capsys.readouterr().out
-    settings, fewer = TASKS["agent"].settings, "steps=2, groups_per_step=2, rollouts_per_group=2"
+def output_of_script(task, tiny, folder, *changes):
+    """Return what a changed script prints. It has two steps, and two examples in the warm-up."""
+    file = folder / "train.py"
+    assert main(["init", "--task", task, "--model", tiny, str(file), "-y"]) == 0
+    fewer = (TASKS[task].settings, "steps=2, groups_per_step=2, rollouts_per_group=2")
     source = file.read_text()
-    for old, new in ((settings, fewer), ("scenarios[:40]", "scenarios[:2]"), ("LIMITS = {}", MORE_TOKENS)):
+    for old, new in (fewer, ("scenarios[:40]", "scenarios[:2]"), *changes):
         assert source.count(old) == 1
         source = source.replace(old, new)
     file.write_text(source)
-    result = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    result = subprocess.run([sys.executable, file], cwd=folder, env=environment(), capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("EvaluationDifference(shelves-001 step 2 against step") == 2
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
+    output = output_of_script("agent", tiny, tmp_path, ("LIMITS = {}", MORE_TOKENS))
+    assert f"python {tmp_path / 'train.py'}" in capsys.readouterr().out
+    assert output.count("EvaluationDifference(shelves-001 step 2 against step") == 2
+    assert re.search(r"The model: art-nb serve \S+/shelves-001 --name", output)
+
+
+@pytest.mark.slow
+def test_a_script_ends_if_the_warm_up_suffices(tiny, tmp_path):
+    always_right = ("return float(reply == answer)", "return 1.0")
+    output = output_of_script("answer", tiny, tmp_path, always_right, ("completion_tokens=24", "completion_tokens=99"))
+    assert "step 1: right 1.000" in output and "Nearly all answers are right: training ends." in output
+    assert "Step 2 of 2" not in output and "EvaluationDifference" not in output
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,8 @@ def test_errors_of_tools_are_listed(tmp_path):
         "ERROR: no page 12",
         "An error occurred: no page 12",
         "KeyError: 'page'",
+        '"Error: no page 12"',
+        '"Error: no page',
         '{"error": {"code": 404}}',
         '{"error": null, "page": 12}',
         '{"page": "no error"}',
@@ -207,9 +209,10 @@ def test_errors_of_tools_are_listed(tmp_path):
             "ERROR: no page N": 1,
             "An error occurred: no page N": 1,
             "KeyError: '…'": 1,
+            "Error: no page N": 1,
             '{"code": N}': 1,
         }
-        assert "Tool errors: 6 of 12 rollouts\n    no page N: 2, for example in step " in str(panel)
+        assert "Tool errors: 7 of 14 rollouts\n    no page N: 2, for example in step " in str(panel)
         assert "no page N" in panel.html()
 
 

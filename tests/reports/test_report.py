@@ -395,7 +395,7 @@ def test_the_table_of_steps_has_metrics_of_the_task(tmp_path):
     assert "0.25" in text and "0.75" in text and "short" not in text
 
 
-def test_a_goal_and_a_comparison():
+def test_a_goal_and_a_comparison(tmp_path):
     assert goal_of([{"goal": "first"}, {"goal": "second"}, {"goal": " "}, {"goal": 3}, {}]) == "second"
     assert goal_of([]) == ""
     index = load_all({1: [group([0, 1, 0, 1])], 2: [group([8, 9, 8, 9])], 3: [group([], failed=[ValueError()])]})
@@ -404,6 +404,12 @@ def test_a_goal_and_a_comparison():
     assert reward_sentence(means[:1]).startswith("The mean train reward was 0.5 (95 % interval 0 to 1) at step 1")
     assert reward_sentence(means[1:]).endswith("at step 2 and unknown at step 3.")
     assert " at step 1, 8.5 (95 % interval " in reward_sentence(means)
+    store = RunStore(tmp_path / "run")
+    for step, rewards in ((1, [0, 1, 0, 1]), (2, [0, 1, 1, 1])):
+        store.write_groups("val", step, [group(rewards)])
+    index = load_all(store)
+    sentence = reward_sentence([metric_mean(index, "val", step) for step in (1, 2)])
+    assert "overlap. The interval of `after.difference(before)`" in sentence and "chance" not in sentence
 
 
 def test_a_usual_table_of_steps_is_not_cut_off(browser, tmp_path):  # noqa: F811
