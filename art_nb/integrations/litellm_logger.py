@@ -41,6 +41,18 @@ _REQUEST_FIELDS = (
     "stop",
 )
 
+
+def _tags(metadata: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the simple values of the caller's metadata, its tags, and the cost in US dollars."""
+    values = metadata.get("requester_metadata") if isinstance(metadata.get("requester_metadata"), Mapping) else metadata
+    tags = {key: value for key, value in values.items() if isinstance(value, (str, int, float, bool))}  # pyright: ignore[reportOptionalMemberAccess]
+    tags = {key: value for key, value in tags.items() if not key.startswith(("user_api_key", "litellm_", "hidden_"))}
+    if payload.get("request_tags"):
+        tags["tags"] = plain(payload["request_tags"])
+    if payload.get("response_cost"):
+        tags["cost_usd"] = payload["response_cost"]
+    return tags
+
 # %% ../../nbs/88_integrations/17_litellm_logger.ipynb #fd5b619b
 def call_record(
     kwargs: Mapping[str, Any],  # of the event
@@ -79,18 +91,6 @@ def call_record(
         tags=_tags(metadata, payload),
         first_byte_s=(first - start_time).total_seconds() if isinstance(first, datetime) else None,
     )
-
-
-def _tags(metadata: Mapping[str, Any], payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the simple values of the caller's metadata, its tags, and the cost in US dollars."""
-    values = metadata.get("requester_metadata") if isinstance(metadata.get("requester_metadata"), Mapping) else metadata
-    tags = {key: value for key, value in values.items() if isinstance(value, (str, int, float, bool))}  # pyright: ignore[reportOptionalMemberAccess]
-    tags = {key: value for key, value in tags.items() if not key.startswith(("user_api_key", "litellm_", "hidden_"))}
-    if payload.get("request_tags"):
-        tags["tags"] = plain(payload["request_tags"])
-    if payload.get("response_cost"):
-        tags["cost_usd"] = payload["response_cost"]
-    return tags
 
 # %% ../../nbs/88_integrations/17_litellm_logger.ipynb #603eb413
 @cache

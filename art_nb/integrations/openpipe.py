@@ -70,21 +70,21 @@ def update_record(path: str, update: Mapping[str, Any]) -> Record:
 # %% ../../nbs/88_integrations/15_openpipe.ipynb #c3b6a7ef
 OPENPIPE_PATH = ".art/recordings/openpipe.jsonl"
 
-# %% ../../nbs/88_integrations/15_openpipe.ipynb #0d71eeb7
+
 @dataclass(frozen=True, slots=True)
 class ReportResponse:
     """The result of a report: the status is "ok" or "error"."""
 
     status: str
 
-# %% ../../nbs/88_integrations/15_openpipe.ipynb #2201ba5a
+
 @dataclass(frozen=True, slots=True)
 class UpdateLogTagsResponse:
     """The result of an update of tags: the number of records in the current file that it changes."""
 
     matched_logs: int
 
-# %% ../../nbs/88_integrations/15_openpipe.ipynb #a61b50ca
+
 def _report(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report in the format of the HTTP request: camelCase names, without fields that are None."""
     names = {

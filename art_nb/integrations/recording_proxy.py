@@ -119,7 +119,7 @@ MAX_RECORDED_BYTES = 16 << 20
 
 MAX_TOTAL_BYTES = 256 << 20
 
-# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #17f7f207
+
 class Budget:
     """A limit for the memory of the bodies that are being recorded."""
 
@@ -197,7 +197,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 ResultT = TypeVar("ResultT")
 
-# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #4efcbdc2
+
 class Upload:
     """The body of a request while it arrives."""
 
@@ -219,6 +219,11 @@ class Upload:
         """Wait for the end of the body, and return the next message."""
         await self.done.wait()
         return await self.receive()
+
+
+def _succeeded(function: Callable[..., Any], *args: Any) -> bool:
+    function(*args)
+    return True
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #9cc9f882
 class RecordingProxy:
@@ -376,11 +381,6 @@ class RecordingProxy:
         """Close the connections to the provider."""
         if self._client is not None:
             await self._client.aclose()
-
-# %% ../../nbs/88_integrations/16_recording_proxy.ipynb #3164b7c7
-def _succeeded(function: Callable[..., Any], *args: Any) -> bool:
-    function(*args)
-    return True
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #904cffb0
 MIN_PROXY_KEY = 16

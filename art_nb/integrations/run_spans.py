@@ -236,7 +236,7 @@ def _advantages(store: RunStore, split: str, step: int) -> dict[tuple[int, int],
         values.setdefault((g, i), []).append(record.advantage_E[end - size : end])
     return {place: float(np.concatenate(parts).mean()) for place, parts in values.items() if sum(map(len, parts))}
 
-# %% ../../nbs/88_integrations/81_run_spans.ipynb #72a5b133
+
 def _sent_scores(place: RolloutPlace, scores: list[Feedback]) -> list[RolloutFeedback]:
     valid = [score for score in scores if np.isfinite(score.score)]  # JSON has no other numbers
     return [RolloutFeedback(trace_id_of(place), agent_span_id(place), valid)] if valid else []

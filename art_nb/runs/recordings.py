@@ -109,25 +109,6 @@ class RawCall:
     reply_encoding: str = ""
     details: dict[str, Any] = field(default_factory=dict)  # further arguments of `new_record`
 
-# %% ../../nbs/10_runs/71_recordings.ipynb #185b024f
-def record_of(call: RawCall) -> Record:
-    """Parse a request and its reply."""
-    error, reply = call.error, None
-    answer, question = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
-    if answer is None:
-        error = error or "The reply was too large to be recorded."
-    elif not 200 <= call.status < 300:
-        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP status {call.status}"
-    else:
-        reply, problem = _parsed_reply(call.path, answer)
-        error = error or problem
-    request = None if question is None else _json_object(question)
-    if request is None:
-        error = error or "The request was too large to be recorded, or is not a JSON object."
-    return new_record(
-        call.path, request, reply, call.start_time, call.end_time, status=call.status, error=error, **call.details
-    )
-
 
 def _decoded(content: bytes | None, encoding: str) -> bytes | None:  # None: too large
     if content is None or not encoding:
@@ -147,6 +128,25 @@ def _json_object(content: bytes) -> Record | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+# %% ../../nbs/10_runs/71_recordings.ipynb #185b024f
+def record_of(call: RawCall) -> Record:
+    """Parse a request and its reply."""
+    error, reply = call.error, None
+    answer, question = _decoded(call.reply, call.reply_encoding), _decoded(call.request, call.request_encoding)
+    if answer is None:
+        error = error or "The reply was too large to be recorded."
+    elif not 200 <= call.status < 300:
+        error = error or answer[: 4 * MAX_ERROR_CHARS].decode("utf-8", "replace") or f"HTTP status {call.status}"
+    else:
+        reply, problem = _parsed_reply(call.path, answer)
+        error = error or problem
+    request = None if question is None else _json_object(question)
+    if request is None:
+        error = error or "The request was too large to be recorded, or is not a JSON object."
+    return new_record(
+        call.path, request, reply, call.start_time, call.end_time, status=call.status, error=error, **call.details
+    )
 
 
 def _parsed_reply(path: str, content: bytes) -> tuple[Record | None, str]:  # the reply and what is wrong with it
@@ -258,6 +258,24 @@ def is_recording(path: str | Path) -> bool:
     with files[0].open("rb") as lines:
         return _FIRST_LINE.match(lines.read(60)) is not None
 
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "session": str,
+    "session_from": str,
+    "path": str,
+    "start_time": str,
+    "end_time": str,
+    "complete": bool,
+    "tags": dict,
+    "request": (dict, type(None)),
+    "reply": (dict, type(None)),
+}
+
+
+def _is_record(row: Record) -> bool:
+    return row.get("v") == VERSION and all(isinstance(row.get(name), kind) for name, kind in _TYPES.items())
+
 # %% ../../nbs/10_runs/71_recordings.ipynb #b69f1476
 def read_records(path: str | Path) -> list[Record]:
     """Return the records of a file or a folder in the order of their lines.
@@ -304,24 +322,6 @@ def _candidates(records: list[Record], by_id: dict[tuple[str, Any], list[Record]
     keys = [(condition.get("field"), condition.get("equals")) for condition in filters]
     named = [key for key in keys if key[0] in ("id", "completionId") and isinstance(key[1], str)]
     return by_id.get(named[0], []) if named else records
-
-
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "session": str,
-    "session_from": str,
-    "path": str,
-    "start_time": str,
-    "end_time": str,
-    "complete": bool,
-    "tags": dict,
-    "request": (dict, type(None)),
-    "reply": (dict, type(None)),
-}
-
-# %% ../../nbs/10_runs/71_recordings.ipynb #1e4aec08
-def _is_record(row: Record) -> bool:
-    return row.get("v") == VERSION and all(isinstance(row.get(name), kind) for name, kind in _TYPES.items())
 
 # %% ../../nbs/10_runs/71_recordings.ipynb #e7276d75
 def exchange_of(record: Record) -> Exchange | None:
