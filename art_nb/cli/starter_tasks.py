@@ -194,7 +194,7 @@ known. With SmolLM2, everything here takes about two minutes on two CPU cores wi
 For your own task, replace:
 
 - `new_scenario`: the text, and the right answer
-- `INSTRUCTION` and `FORMAT`
+- `INSTRUCTION`, `FORMAT` and `N_EXAMPLES`
 - the reward with its test
 - the name and the project of the model""",
     task="""\
@@ -206,6 +206,7 @@ MONTHS = "January February March April May June July August September October No
 FORMS = "{day} {month} {year}", "{month} {day}, {year}", "the {day} of {month} {year}", "the year {year}, {month} {day}"
 INSTRUCTION = "Write this date as YYYY-MM-DD: "
 FORMAT = "[0-9]{4}-[0-9]{2}-[0-9]{2}"  # the model can write nothing else. For words: "(yes|no)"
+N_EXAMPLES, EPOCHS = 40, 1  # of the warm-up. They suffice for a format. If the model must compute the answers: 300, 4
 numbers = random.Random(1)
 
 
@@ -255,10 +256,10 @@ than a third of the doctor's rollouts are right, use more.""",
         (
             "code",
             """\
-if await model.get_step() == 0:  # the warm-up, step 1. 40 examples teach a format. If the model must compute
-    # the answers, use hundreds, several times (`examples * 4`). To choose among a few words, use more `steps`.
-    examples = await art.example_rollouts(model, rollout, scenarios[:40], lambda scenario: [scenario["answer"]])
-    await model.train_sft(examples, art.TrainSFTConfig(learning_rate=5e-4, batch_size=4))
+if await model.get_step() == 0:  # the warm-up, step 1
+    examples = await art.example_rollouts(
+        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: [scenario["answer"]])
+    await model.train_sft(examples * EPOCHS, art.TrainSFTConfig(learning_rate=5e-4, batch_size=4))
     print(await art.doctor(model, rollout, scenarios))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")
 print(warmed_up)""",
@@ -454,7 +455,7 @@ about 20 minutes on processors without AVX512-BF16.
 For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
-- `LIMITS`, if your agent sets no token limit
+- `N_EXAMPLES`, if your agent has several tools, and `LIMITS`, if it sets no token limit
 - the scenarios: each has a question, and the replies of a model that answers it correctly
 - the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
 - the reward with its test
@@ -472,6 +473,7 @@ import art_nb as art
 with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates its client when it is imported
     import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
+N_EXAMPLES = 40  # right conversations that the model imitates first: 40 for each tool and each form of answers
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
 
@@ -607,8 +609,7 @@ doctor's rollouts get a reward above 0, use more examples.""",
             """\
 if await model.get_step() == 0:
     examples = await art.example_rollouts(
-        model, rollout, scenarios[:40],  # for several tools or forms of answers: 40 for each
-        lambda scenario: scenario["replies"], request_overrides=LIMITS)
+        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: scenario["replies"], request_overrides=LIMITS)
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
     print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, **EVALUATION)

@@ -99,7 +99,7 @@ def output_of_script(task, tiny, folder, *changes):
     assert main(["init", "--task", task, "--model", tiny, str(file), "-y"]) == 0
     fewer = (TASKS[task].settings, "steps=2, groups_per_step=2, rollouts_per_group=2")
     source = file.read_text()
-    for old, new in (fewer, ("scenarios[:40]", "scenarios[:2]"), *changes):
+    for old, new in (fewer, ("scenarios[:N_EXAMPLES]", "scenarios[:2]"), *changes):
         assert source.count(old) == 1
         source = source.replace(old, new)
     file.write_text(source)
