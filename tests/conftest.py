@@ -84,7 +84,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def swept():
-    """What a file's tests left unclosed is complained of at its own end, not in the midst of another file."""
+    """Collect garbage after each file, so that warnings about unclosed objects appear in the file that left them."""
     yield
     collect_and_freeze()
 

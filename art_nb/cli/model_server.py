@@ -81,12 +81,12 @@ def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
     try:
         asyncio.run(model.register(backend))
         model.store.write_model(record)  # registration does not know the user's config
-        served = model.get_inference_name(step)
+        served, runtime = model.get_inference_name(step), backend.runtime(model)
         if name:
-            backend.runtime(model).aliases[name] = served
+            runtime.aliases[name] = served
         export, key = ("", f"%{KEY_NAME}%") if os.name == "nt" else ("export ", f"${KEY_NAME}")
         print(
-            f"Serving step {steps[-1] if step is None else step} until Ctrl-C. "
+            f"Serving step {runtime.step if step is None else step} until Ctrl-C. "
             "Set these variables in the shell of your program:\n\n"
             f"    {export}OPENAI_BASE_URL={model.inference_base_url}\n"
             f"    {export}OPENAI_API_KEY={key if user_key else model.inference_api_key}\n\n"

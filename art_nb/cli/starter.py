@@ -141,8 +141,8 @@ For your own task, replace the scenarios, the reward, the rollout, the name of t
 bad results in `{test}`."""
 CHECK = """\
 `pytest {test}` checks the task without training.
-At its end, the script prints a command that opens a report with all rollouts, and one that serves the model to programs
-that use the OpenAI API."""
+At the end, this script prints a command that opens a report with all rollouts, and one that serves the model to
+programs that use the OpenAI API."""
 NEXT_COMMANDS = """\
 path = model.store.path
 print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path} --name gpt-4o-mini")"""
@@ -210,9 +210,8 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     train = TRAIN_CODE.format(option=task.option + scoring.option, settings=task.settings)
     before = [source for kind, source in task.before if kind == "code"]
     comment = textwrap.indent(textwrap.fill(task.rewards_text, 100), "# ")
-    evaluated = [*before, task.end_early, comment, train, REWARDS, task.after]
-    steps = evaluated if scoring.can_evaluate else [train, REWARDS]
-    main = "\n".join(filter(None, [*steps, NEXT_COMMANDS]))
+    code = [*before, task.end_early, comment, train, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS]
+    main = "\n".join(filter(None, [*code, NEXT_COMMANDS]))
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

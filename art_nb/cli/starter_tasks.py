@@ -78,12 +78,13 @@ class StarterTask:
     rewards_text: str = REWARDS_TEXT  # Markdown above the results
     after: str = evaluate_after()  # code after the training
     in_backend: str = ""  # code of the test that needs a registered model
-    end_early: str = ""  # code of a script before the training
+    end_early: str = ""  # code of a script that can end it before the training
 
 
 END_IF_SOLVED = """\
 if warmed_up.mean() > 0.95:
-    return print(f"Nearly all answers are right: training ends. The model: art-nb serve {model.store.path}")"""
+    print(f"Nearly all answers are right: training ends. The model: art-nb serve {model.store.path}")
+    return"""
 EXAMPLES_TEST = """\
 examples = await art.example_rollouts(
                 model, rollout, scenarios + held_out, lambda scenario: {replies},
@@ -207,12 +208,12 @@ FORMS = "{day} {month} {year}", "{month} {day}, {year}", "the {day} of {month} {
 INSTRUCTION = "Write this date as YYYY-MM-DD: "
 FORMAT = "[0-9]{4}-[0-9]{2}-[0-9]{2}"  # the model can write nothing else. For words: "(yes|no)"
 N_EXAMPLES, EPOCHS = 40, 1  # of the warm-up. They suffice for a format. If the model must compute the answers: 300, 4
-numbers = random.Random(1)
+generator = random.Random(1)
 
 
 def new_scenario():
-    year, month, day = numbers.randint(1900, 2099), numbers.randint(1, 12), numbers.randint(1, 28)
-    text = numbers.choice(FORMS).format(year=year, month=MONTHS[month - 1], day=day)
+    year, month, day = generator.randint(1900, 2099), generator.randint(1, 12), generator.randint(1, 28)
+    text = generator.choice(FORMS).format(year=year, month=MONTHS[month - 1], day=day)
     return {"text": text, "answer": f"{year}-{month:02}-{day:02}"}
 
 
@@ -251,7 +252,8 @@ assert reward("2031-05-07", "2031-05-07") > reward("2031-07-05", "2031-05-07")""
 Reinforcement learning makes right answers more frequent, so it needs some. The model therefore first imitates a few:
 `art.example_rollouts` runs the rollout with right answers instead of the model's replies, and `train_sft` trains the
 model on the results. This warm-up is step 1. If the model is then nearly always right, use fewer examples. If fewer
-than a third of the doctor's rollouts are right, use more.""",
+than a third of the doctor's rollouts are right, use more. The warm-up runs only once for each name of the model, so
+also change the name.""",
         ),
         (
             "code",
@@ -487,8 +489,8 @@ ITEMS = (
     "motor nail needle pedal pen pipe pump rake ribbon ring rivet saw screen shovel spoon spring table towel tray wagon"
 ).split()
 HELD_OUT_ITEMS = "bag brick crate curtain globe hammer ladder magnet pan rope screw ticket trailer wheel".split()
-numbers = random.Random(1)
-agent.SHELVES.update({item: numbers.randint(10, 99) for item in ITEMS + HELD_OUT_ITEMS})
+generator = random.Random(1)
+agent.SHELVES.update({item: generator.randint(10, 99) for item in ITEMS + HELD_OUT_ITEMS})
 
 
 def new_scenario(question, item):

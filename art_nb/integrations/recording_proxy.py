@@ -115,8 +115,6 @@ def tags_of(scope: Scope) -> dict[str, str]:
 
 # %% ../../nbs/88_integrations/16_recording_proxy.ipynb #ba9927c2
 MAX_RECORDED_BYTES = 16 << 20
-
-
 MAX_TOTAL_BYTES = 256 << 20
 
 

@@ -11,8 +11,8 @@ import asyncio
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from urllib.request import getproxies
 from openai import APIConnectionError, APITimeoutError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 from ..core.redaction import redact_url
+from ..core.seeds import variable_scope
 from ..core.types import LocalServingUnavailableError
 from ..rollouts.gather import call_after_rollout, current_rollout
 
@@ -29,8 +30,7 @@ from ..rollouts.gather import call_after_rollout, current_rollout
 _steps: ContextVar[Mapping[str, int]] = ContextVar("steps", default=MappingProxyType({}))
 
 
-@contextmanager
-def at_step(name: str, step: int) -> Iterator[None]:
+def at_step(name: str, step: int) -> AbstractContextManager[None]:
     """Use the adapter of a step for a model inside this context. Other models are not affected.
 
     Parameters
@@ -40,11 +40,7 @@ def at_step(name: str, step: int) -> Iterator[None]:
     step : int
         Number of the training step.
     """
-    token = _steps.set({**_steps.get(), name: step})
-    try:
-        yield
-    finally:
-        _steps.reset(token)
+    return variable_scope(_steps, {**_steps.get(), name: step})
 
 
 def served_name(name: str, step: int | None = None) -> str:

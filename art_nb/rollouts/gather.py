@@ -325,12 +325,8 @@ def _show_progress(
             bar.update(ended)
 
         gather.show = show
-        collecting_token, gathering_token = collecting.set(gather.run_nested_group), gathering.set(gather)
-        try:
+        with variable_scope(collecting, gather.run_nested_group), variable_scope(gathering, gather):
             yield
-        finally:
-            collecting.reset(collecting_token)
-            gathering.reset(gathering_token)
 
 # %% ../../nbs/05_rollouts/50_gather.ipynb #a25b9671
 async def gather_trajectories(

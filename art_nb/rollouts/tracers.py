@@ -24,20 +24,16 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..core.redaction import redact_text
+from ..core.seeds import variable_scope
 from .trajectories import Trajectory
 
 # %% ../../nbs/05_rollouts/45_tracers.ipynb #1301bc94
 _labels: ContextVar[Mapping[str, Any] | None] = ContextVar("labels", default=None)
 
 
-@contextmanager
-def rollout_labels(**labels: Any) -> Iterator[None]:
+def rollout_labels(**labels: Any) -> AbstractContextManager[None]:
     """Label the rollouts that start in this context, for example with the name of the model."""
-    token = _labels.set({**(_labels.get() or {}), **labels})
-    try:
-        yield
-    finally:
-        _labels.reset(token)
+    return variable_scope(_labels, {**(_labels.get() or {}), **labels})
 
 
 @dataclass(slots=True)

@@ -273,9 +273,10 @@ async def given_tokens(ids: Sequence[int], params: SamplingParams, tokenizer) ->
     stream = TextStream(tokenizer)
     parts = [stream.add(token) for token in ids]
     parts[-1] += stream.flush()
-    if params.guide is not None and not follows_guide(tokenizer, params.guide, "".join(parts)):
+    text = "".join(parts)
+    if params.guide is not None and not follows_guide(tokenizer, params.guide, text):
         raise RequestError(
-            f"The given reply {''.join(parts)[:200]!r} does not have the format to which its request restricts the "
+            f"The given reply {text[:200]!r} does not have the format to which its request restricts the "
             "model: change the reply or the format."
         )
     for token, part in zip(ids[:-1], parts):

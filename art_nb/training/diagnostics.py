@@ -255,12 +255,12 @@ def flat_reward_many_highest(rows: HistoryRows) -> str | None:
 
 
 def flat_reward_stable_gradient(rows: HistoryRows) -> str | None:
-    """Return the finding of `flat_reward` for other runs if the gradient norm allows a higher learning rate."""
+    """Return the finding of `flat_reward` if few groups got only the highest reward and the gradient is stable."""
     return flat_reward(rows) if has_stable_gradient(rows) and not has_many_highest(rows) else None
 
 
 def flat_reward_unstable_gradient(rows: HistoryRows) -> str | None:
-    """Return the finding of `flat_reward` for other runs if the gradient norm allows no higher learning rate."""
+    """Return the finding of `flat_reward` if few groups got only the highest reward and the gradient is not stable."""
     return None if has_stable_gradient(rows) or has_many_highest(rows) else flat_reward(rows)
 
 

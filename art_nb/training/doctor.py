@@ -449,7 +449,9 @@ def success_advice(probe: Probe) -> str:
         "warm up with (more) examples: model.train_sft(…)",
     ]
     numbered = [f"({number}) {step}" for number, step in enumerate(filter(None, steps), 1)]
-    alternative = " (otherwise use harder scenarios)" if min(t.reward for t in probe.trajectories) > 0 else ""
+    alternative = (
+        " (if the replies are right, use harder scenarios)" if min(t.reward for t in probe.trajectories) > 0 else ""
+    )
     return (
         f"First call the reward with a right reply: the result must be higher{alternative}. Then change one thing at a "
         f"time and run the doctor again: {'; '.join(numbered)}. art.view(report.groups) shows all replies."
@@ -525,8 +527,8 @@ def check_metrics(probe: Probe) -> Check | None:
     if not zero:
         return Check("metrics", "ok", finding)
     finding, name = f"{finding} Always 0: {', '.join(zero)}.", unmet_criterion(probe)
-    has_steps = any({*numbers} == {0, 1} for numbers in values.values())
-    if name and has_variance([t.reward for t in probe.trajectories]) and not has_steps:
+    is_other_met = any({*numbers} == {0, 1} for numbers in values.values())
+    if name and has_variance([t.reward for t in probe.trajectories]) and not is_other_met:
         advice = UNMET_ADVICE.format(name=name, page=documentation_path("how-to/warm-up"))
         return Check("metrics", "warn", finding, advice)
     return Check("metrics", "info", finding, ZERO_ADVICE)

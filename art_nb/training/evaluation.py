@@ -107,8 +107,8 @@ def cluster_values(values: Sequence[float], clusters: Sequence[str]) -> list[flo
     for value, cluster in zip(values, clusters, strict=True):
         members.setdefault(cluster, []).append(value - values[0])  # equal values stay equal despite rounding
     sums, n = {name: math.fsum(of_cluster) for name, of_cluster in members.items()}, len(values)
-    mean = math.fsum(sums.values()) / n
-    return [values[0] + mean + (sums[name] - len(members[name]) * mean) * len(sums) / n for name in sums]
+    total = math.fsum(sums.values())  # no division before the difference, so that equal proportions stay equal too
+    return [values[0] + total / n + (sums[name] * n - len(members[name]) * total) * len(sums) / n**2 for name in sums]
 
 
 def mean_interval(
@@ -135,11 +135,11 @@ def proportion_interval(
 ) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a proportion. With clusters, n is the effective sample size.
 
-    This is the number of independent values that determine the proportion as well, with the correction for few clusters
-    of E. L. Korn, B. I. Graubard, Survey Methodology 24 (1998), p. 193-201. In the simulations of C. Franco et al.,
-    Journal of Survey Statistics and Methodology 7 (2019), p. 334-364, such intervals cover the proportion better than
-    those with equal distances to both ends. If all clusters are equal, n is their number. The interval of a single
-    cluster is unbounded.
+    This is the number of independent values that would determine the proportion as precisely, with the correction for
+    few clusters of E. L. Korn, B. I. Graubard, Survey Methodology 24 (1998), p. 193-201. In the simulations of C.
+    Franco et al., Journal of Survey Statistics and Methodology 7 (2019), p. 334-364, such intervals cover the
+    proportion better than those with equal distances to both ends. If all clusters have the same mean, n is their
+    number. The interval of a single cluster is unbounded.
     """
     n = len(values)
     if clusters is None:
@@ -444,8 +444,8 @@ class Evaluation:
 
         If more conversations have the same value than fit, it shows some that are spread over the whole evaluation. The
         first line names the clusters (or scenarios) in which the lowest value is most frequent, if it occurs several
-        times in one of them. Conversations with the highest value are left out, unless all have it. The last line then
-        says so.
+        times in one of them. Conversations with the highest value are left out, unless all have it. If fewer than `n`
+        are lower, the last line says so.
 
         Parameters
         ----------
@@ -478,7 +478,7 @@ class Evaluation:
         clusters = ""
         if labels := self._clusters():
             means = cluster_values(self.values(), labels)
-            kind = "equal cluster" if min(means) == max(means) else "cluster"
+            kind = "equal cluster" if len(means) > 1 and min(means) == max(means) else "cluster"
             clusters = f", {quantity(len(means), kind)}"
         failed = f", {self.failed} failed" if self.failed else ""
         return (

@@ -166,8 +166,8 @@ def tool_error(
     """Return the error in the result of a tool, on one line and without the values that vary."""
     result = result.strip()
     if result.startswith('"'):  # some agents encode texts as JSON
-        with suppress(ValueError, RecursionError):  # otherwise, the quotation mark is part of the text
-            result = str(json.loads(result)).strip()
+        with suppress(ValueError):  # then, the quotation mark is part of the text
+            result = json.loads(result).strip()
     if result.startswith("{") and '"error"' in result:
         try:
             error = json.loads(result).get("error")

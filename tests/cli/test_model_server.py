@@ -1,6 +1,7 @@
 """`art-nb serve`: an OpenAI client of another process gets replies of the trained model."""
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -64,6 +65,14 @@ def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, optio
     finally:
         server.kill()
         server.wait()
+
+
+def test_the_served_step_is_named_if_the_newest_checkpoint_is_damaged(runs, tmp_path, monkeypatch, capsys):
+    copied = shutil.copytree(runs, tmp_path / "runs")
+    (copied / "help/models/desk-001/checkpoints/0001/optimizer.safetensors").write_bytes(b"damaged")
+    monkeypatch.setattr("art_nb.cli.model_server.wait_for_interrupt", lambda: None)
+    assert main(["serve", str(copied)]) == 0
+    assert "Serving step 0 until" in capsys.readouterr().out
 
 
 def test_errors_are_one_line(runs, tmp_path, capsys):

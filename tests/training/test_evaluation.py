@@ -303,6 +303,12 @@ def test_the_interval_of_a_clustered_proportion():
     assert proportion_interval([0.0, 1.0], "aa") == (-math.inf, math.inf)
 
 
+def test_clusters_with_the_same_proportion_are_equal_despite_rounding():
+    values, clusters = ([1.0] * 5 + [0.0] * 6) * 7, "a" * 11 + "b" * 11 + "c" * 55
+    for interval in (proportion_interval, mean_interval):
+        assert interval(values, clusters) == pytest.approx(wilson(15 / 11, 3))
+
+
 BRANCHES = [{"branch": branch, "question": q} for branch in ("Tower Street", "Harbor", "Mill Lane") for q in range(4)]
 
 
@@ -330,6 +336,16 @@ async def test_an_evaluation_with_clusters(tmp_path):
         assert repr(difference).endswith("n=12, 3 clusters)")
     before.cluster = "branch"
     assert before.ci95() == proportion_interval([0.0] * 4 + [0.0, 1.0, 1.0, 1.0] * 2, branches)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "text"),
+    [((0, 0, 1, 1), "2 clusters)"), ((1, 1, 1, 1), "2 equal clusters)"), ((0, 1, 0, 1), "2 equal clusters)")],
+)
+def test_the_text_of_an_evaluation_says_if_all_clusters_are_equal(rewards, text):
+    scenarios = [{"page": page} for page in (1, 1, 2, 2)]
+    assert repr(evaluation(*rewards, scenarios=scenarios, cluster="page")).endswith(f", {text}")
+    assert repr(evaluation(*rewards, scenarios=scenarios, cluster=lambda scenario: 0)).endswith(", 1 cluster)")
 
 
 async def test_an_invalid_cluster_raises_before_the_rollouts_start():
