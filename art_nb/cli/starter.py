@@ -147,7 +147,7 @@ NEXT_COMMANDS = """\
 path = model.store.path
 print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path} --name gpt-4o-mini")"""
 SCRIPT_END = """\
-# You can leave everything below as it is.
+# At first, you can leave everything below as it is.
 async def main():
     async with art.LocalBackend() as backend:
         await model.register(backend)
