@@ -21,7 +21,7 @@ from ..policy.device import release_memory
 from ..policy.kernels import has_flash
 from ..policy.llama import ModelConfig
 from ..policy.loading import chosen_dtype
-from ..policy.lora import Policy
+from ..policy.lora import TARGETS, Policy
 from art_nb.policy.memory_plan import (
     MemoryPlan,
     MemorySettings,
@@ -81,7 +81,7 @@ def memory_settings(
     """Return the settings of the memory plan of a model."""
     lora, init_args, on_cuda = lora or {}, init_args or {}, device.type == "cuda"
     default = None if on_cuda or engines.sampler != "transformers" else DEFAULT_KV_BYTES
-    dtype = chosen_dtype(config, device, dtype)
+    dtype = chosen_dtype(config, device, dtype, lora.get("targets") or TARGETS)
     has_masks = not has_flash(device, dtype) if torch.cuda.is_available() else dtype == torch.float32
     engine_args = engine_args or {}
     requested = engine_args.get("kv_cache_memory_bytes") if engines.sampler == "vllm" else None

@@ -111,8 +111,8 @@ def check_engines() -> list:
         summary += f", {torch.cuda.get_device_name()}, {format_gigabytes(free)} of {format_gigabytes(size)} free"
     elif dtype == torch.float32:
         summary += (
-            ", because the processor has neither AVX512-BF16 nor AMX. "
-            "Training is several times faster on a processor with one of them"
+            ", because PyTorch is slow in bfloat16 on this processor. "
+            "Training is several times faster on a processor with AVX512-BF16 or AMX"
         )
     build = check_torch_build(torch.__version__, torch.version.cuda, has_nvidia_gpu(), device.type == "cuda")
     hint = "" if device.type == "cuda" else '; vLLM is the default on CUDA only, elsewhere set sampler="vllm"'
@@ -121,14 +121,14 @@ def check_engines() -> list:
     return [
         Check("device", "ok", f"{summary}."),
         *build,
-        *([check_kernels()] if dtype == torch.bfloat16 and device.type == "cpu" else []),
+        *([check_kernels()] if device.type == "cpu" else []),
         Check("sampler", "warn" if reasons else "ok", f"{sampler}{hint}.", " ".join(reasons)),
         Check("learner", "ok", f'{choose_learner("auto")[1]}; for Unsloth, set learner="unsloth".'),
     ]
 
 
 def check_kernels():
-    """Return the check of the native library, on a processor that computes in bf16."""
+    """Return the check of the native library."""
     from art_nb.policy.native_library import NO_COMPILER, native_library
     from art_nb.training.doctor import Check
 

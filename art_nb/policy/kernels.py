@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FACTOR_SCALE', 'MAX_SCORES', 'FLASH_DEVICES', 'SCORES_PER_CALL', 'FORBIDDEN', 'TokenMasks', 'bf16_products',
            'has_fp32_output', 'fp32_product', 'rms_norm', 'rms_norm_into', 'signed_sin', 'rotate_signed', 'rotate',
-           'split_heads', 'gated', 'packs', 'packed_dtypes', 'FrozenWeight', 'LowRankProduct', 'lora_product',
-           'masked_attention', 'attention', 'has_flash', 'has_varlen', 'varlen_attention', 'causal_bias',
-           'batch_by_size', 'IndexSelect', 'forbid_tokens', 'part_of_masks', 'token_logprobs']
+           'split_heads', 'gated', 'packs', 'packed_dtypes', 'multiplies_bf16', 'FrozenWeight', 'LowRankProduct',
+           'lora_product', 'masked_attention', 'attention', 'has_flash', 'has_varlen', 'varlen_attention',
+           'causal_bias', 'batch_by_size', 'IndexSelect', 'forbid_tokens', 'part_of_masks', 'token_logprobs']
 
 # %% ../../nbs/30_policy/05_kernels.ipynb #a69486b9
 from collections.abc import Callable, Iterator, Sequence
@@ -189,6 +189,11 @@ def packed_dtypes() -> frozenset[torch.dtype]:
     return frozenset({torch.float32, torch.bfloat16} if ops._is_mkldnn_bf16_supported() else {torch.float32})
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device is fast at products in bf16. On other CPUs, they take hundreds of times longer."""
+    return device.type != "cpu" or torch.bfloat16 in packed_dtypes()
+
+
 @lru_cache(maxsize=1)
 def _packed_product() -> Callable[..., torch.Tensor]:
     """Return inductor's product with a packed matrix. A lookup for each call would take longer."""
@@ -332,11 +337,13 @@ class _LoRA(Function):
     @staticmethod
     def backward(ctx, dy):
         (x, t), base, low_rank = ctx.saved_tensors, ctx.base, ctx.low_rank
-        dt = dy @ low_rank.B
-        dA = (dt.T @ x).float().split(low_rank.ranks)
-        parts = zip(dy.split(low_rank.sizes, 1), t.split(low_rank.ranks, 1))
+        dtype = dy.dtype if multiplies_bf16(dy.device) else torch.float32
+        d = dy.to(dtype)
+        dt = d @ low_rank.B.to(dtype)
+        dA = (dt.T @ x.to(dtype)).float().split(low_rank.ranks)
+        parts = zip(d.split(low_rank.sizes, 1), t.to(dtype).split(low_rank.ranks, 1))
         dB = [(part.T @ t_i).float().mul_(low_rank.scale) for part, t_i in parts]
-        dx = base.input_gradient(dy, dt, low_rank.A) if ctx.needs_input_grad[0] else None
+        dx = base.input_gradient(dy, dt.to(dy.dtype), low_rank.A) if ctx.needs_input_grad[0] else None
         return dx, None, None, *(grad for pair in zip(dA, dB) for grad in pair)
 
 

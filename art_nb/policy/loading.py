@@ -12,7 +12,7 @@ __all__ = ['SMALL_WEIGHTS_BYTES', 'PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLE
 # %% ../../nbs/30_policy/90_loading.ipynb #23f97a73
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
+from torch.func import functional_call
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import logging as transformers_logging
@@ -45,16 +46,27 @@ from art_nb.policy.architectures import (
 )
 from .device import is_out_of_memory
 from .llama import WEIGHTS, ModelConfig, PlainConfig, read_plain_config
-from .lora import TARGETS, Policy, modules_only
+from .lora import TARGETS, Policy, has_native_kernels, modules_only
+from .kernels import multiplies_bf16
 from .kv_cache import KVSlots
+from .native_library import native_library
 from .packing import WeightedRow, micro_batches, tree_attention
 
 # %% ../../nbs/30_policy/90_loading.ipynb #6e355d12
-def cpu_dtype() -> torch.dtype:
-    """Return bfloat16 if the processor has instructions for it, otherwise float32."""
+def cpu_dtype(config: ModelConfig | None = None, targets: Sequence[str] = TARGETS) -> torch.dtype:
+    """Return bfloat16 if the processor or the native library computes a model in it, otherwise float32.
+
+    Parameters
+    ----------
+    config : ModelConfig, optional
+        Configuration of the model. The default is a model that the native library supports.
+    targets : sequence of str
+        Names of the linear layers that get an adapter.
+    """
     capable = (
         getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
         or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+        or (native_library()[0] is not None if config is None else has_native_kernels(config, targets))
     )
     return torch.bfloat16 if capable else torch.float32
 
@@ -66,11 +78,13 @@ def cuda_dtype(index: int | None = None) -> torch.dtype:
     return torch.bfloat16 if native else torch.float16
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype for a device: bfloat16, unless the device does not support it."""
+def default_dtype(
+    device: torch.device, config: ModelConfig | None = None, targets: Sequence[str] = TARGETS
+) -> torch.dtype:
+    """Return the dtype for a device: bfloat16, unless the device does not support it. For the rest, see `cpu_dtype`."""
     if device.type == "cuda":
         return cuda_dtype(device.index)
-    return cpu_dtype() if device.type == "cpu" else torch.bfloat16
+    return cpu_dtype(config, targets) if device.type == "cpu" else torch.bfloat16
 
 
 def missing_device(device: torch.device) -> str:
@@ -104,9 +118,11 @@ def pick_device(device: str | None = None) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def chosen_dtype(config: ModelConfig, device: torch.device, requested: torch.dtype | None) -> torch.dtype:
+def chosen_dtype(
+    config: ModelConfig, device: torch.device, requested: torch.dtype | None, targets: Sequence[str] = TARGETS
+) -> torch.dtype:
     """Return the dtype for loading a model on a device. Raise `TrainError` if it is unsuitable for the model."""
-    return usable_dtype(config, requested, default_dtype(device))
+    return usable_dtype(config, requested, default_dtype(device, config, targets))
 
 # %% ../../nbs/30_policy/90_loading.ipynb #f05ed004
 @contextmanager
@@ -286,13 +302,10 @@ def short_windows(model, tokens: int) -> Iterator[None]:
 def unpatched_logprobs(model, rows: list[list[int]]) -> torch.Tensor:
     """Return the logprobs [rows, T-1] of the tokens after the first one, from the model's original forward pass."""
     ids = torch.tensor(rows, device=model.device)
-    return (
-        model.eval()(input_ids=ids, use_cache=False)
-        .logits[:, :-1]
-        .float()
-        .log_softmax(-1)
-        .gather(-1, ids[:, 1:, None])[..., 0]
-    )
+    in_fp32 = next(model.parameters()).dtype == torch.bfloat16 and not multiplies_bf16(model.device)
+    weights = {name: weight.float() for name, weight in model.named_parameters()} if in_fp32 else {}
+    logits = functional_call(model.eval(), weights, (), {"input_ids": ids, "use_cache": False}).logits
+    return logits[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
 
 
 @torch.inference_mode()
@@ -403,7 +416,7 @@ def load_policy(
     """
     torch_device, config = pick_device(device), read_config(path)
     check_config(config, path)
-    torch_dtype, tokenizer = chosen_dtype(config, torch_device, dtype), load_tokenizer(path)
+    torch_dtype, tokenizer = chosen_dtype(config, torch_device, dtype, targets), load_tokenizer(path)
     if tensors is None:
         model = load_model(path, config, torch_dtype, torch_device)
     else:

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['WorkingAdapter', 'AdapterPart', 'NORMS', 'FUSED_LAYERS', 'TARGETS', 'DECODERS', 'SANDWICH', 'AdapterParts',
            'view_of_parts', 'LoRALinear', 'FusedLinear', 'use_attend', 'patch_modules', 'add_checkpointing',
-           'build_decoder', 'count_coverage', 'Policy', 'modules_only', 'sequence_logprobs', 'coverage_note']
+           'build_decoder', 'has_native_kernels', 'count_coverage', 'Policy', 'modules_only', 'sequence_logprobs',
+           'coverage_note']
 
 # %% ../../nbs/30_policy/60_lora.ipynb #6834780f
 import math
@@ -40,6 +41,8 @@ from art_nb.policy.kernels import (
 )
 from .kv_cache import SlotAttention
 from .native_decoder import build_native_decoder
+from .native_library import PANEL, native_library
+from .native_operations import ACTIVATIONS, MAX_GROUP
 from .packing import Segment, tree_attention
 
 # %% ../../nbs/30_policy/60_lora.ipynb #aec73f85
@@ -340,11 +343,27 @@ def build_decoder(model: nn.Module) -> Decoder | None:
     def has_weights(layer) -> bool:
         owners = (layer.self_attn, "o_proj"), (layer.mlp, "down_proj")
         fused = all(hasattr(m, "stack") and isinstance(getattr(m, name), LoRALinear) for m, name in owners)
-        return type(layer).__name__ == f"{family}DecoderLayer" and fused and packs(layer.mlp.stack.weight)
+        return type(layer).__name__ == f"{family}DecoderLayer" and fused
 
     if not all(map(has_weights, layers)):
         return None
     return Decoder(model, [_read_layer(layer, family) for layer in layers], _read_norm(model.norm))
+
+# %% ../../nbs/30_policy/60_lora.ipynb #c4ec000a
+def has_native_kernels(config: llama.ModelConfig, targets: Sequence[str] = TARGETS) -> bool:
+    """Return whether the native library computes all products of a model with this configuration and an adapter."""
+    text = config.get_text_config()
+    queries, keys = text.num_attention_heads, text.num_key_value_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // queries
+    return (
+        native_library()[0] is not None
+        and text.model_type.removesuffix("_text") in {family.lower() for family in DECODERS.values()}
+        and {*targets} >= {*TARGETS}
+        and not any(n % PANEL for n in (size, text.hidden_size, text.intermediate_size, text.vocab_size))
+        and activation_name(text) in ACTIVATIONS
+        and queries % keys == 0
+        and queries // keys <= MAX_GROUP
+    )
 
 # %% ../../nbs/30_policy/60_lora.ipynb #738625bd
 def count_coverage(model, targets: tuple[str, ...]) -> dict[str, int]:
@@ -436,8 +455,11 @@ class Policy:
         use_attend(model)
         patch_modules(model)
         add_checkpointing(model, self._parts)
-        self._decoder = build_decoder(model.model)
-        self._native = build_native_decoder(self._decoder, model.get_output_embeddings().weight)
+        decoder = build_decoder(model.model)
+        self._native = build_native_decoder(decoder, model.get_output_embeddings().weight)
+        self._decoder = (
+            decoder if decoder is not None and packs(decoder.layers[0].mlp.projections[0][0].weight) else None
+        )
         has_meta = any(layer.weight.is_meta for layer in self.layers.values())
         self.has_weights = model.device.type == "meta" or not has_meta
         self._head_product: FrozenWeight | None = None

@@ -161,21 +161,23 @@ def test_why_there_is_no_library(monkeypatch, tmp_path):
     assert "ART_NB_NATIVE" in native_library.missing_requirement()
     monkeypatch.delenv("ART_NB_NATIVE")
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : sse avx2")
-    assert "AVX512-BF16" in native_library.missing_requirement()
+    assert "AVX2" in native_library.missing_requirement()  # without FMA
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16 amx_bf16")
     assert "AMX" in native_library.missing_requirement()
     monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx512_bf16")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "gcc" in native_library.missing_requirement()
+    monkeypatch.setattr(native_library, "_processor", lambda: "flags : avx2 fma")
+    assert "gcc" in native_library.missing_requirement()
 
 
 def test_which_processors_multiply_in_fp32(monkeypatch):
     intel, amd = "vendor_id : GenuineIntel\nflags : avx512_bf16", "vendor_id : AuthenticAMD\nflags : avx512_bf16"
-    decided = {}
-    for processor in (intel, amd, f"{intel} avx512_fp16", f"{amd} avx512_fp16"):
+    laptop, decided = "vendor_id : GenuineIntel\nflags : avx2 fma", {}
+    for processor in (intel, amd, f"{intel} avx512_fp16", f"{amd} avx512_fp16", laptop):
         monkeypatch.setattr(native_library, "_processor", lambda processor=processor: processor)
         decided[processor] = native_library.multiplies_in_fp32.__wrapped__()
-    assert [*decided.values()] == [False, False, True, False]
+    assert [*decided.values()] == [False, False, True, False, True]
 
 
 @needs_library

@@ -33,7 +33,7 @@ static void add_and_norm(int64_t n, int64_t size, const Norm* after, bf16* y, bf
     bf16* row = h + t * size;
     if (y) {
       if (after->gain) norm_row(after, y + t * size, y + t * size, size);
-      for (int64_t i = 0; i < size; i += 16) store(row + i, _mm512_add_ps(load(row + i), load(y + t * size + i)));
+      for (int64_t i = 0; i < size; i += WIDTH) store(row + i, add(load(row + i), load(y + t * size + i)));
     }
     norm_row(before, row, x + t * size, size);
   }
@@ -64,33 +64,32 @@ static void rotate_and_store(const Shape* s, const Layer* layer, int64_t n, cons
 // Attention of one token: `group` queries with the same keys. `scores` has group * padded numbers.
 static void attend_one(int group, int64_t D, const bf16* q, const bf16* keys, const bf16* values, int64_t first,
                        int64_t last, float scale, float* scores, bf16* out) {
-  int64_t begin = first / 16 * 16, padded = (last + 15) / 16 * 16 - begin;
+  int64_t begin = first / WIDTH * WIDTH, padded = (last + WIDTH - 1) / WIDTH * WIDTH - begin;
   for (int64_t l = first; l < last; l++)
     for (int g = 0; g < group; g++) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t d = 0; d < D; d += 32)
-        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(q + g * D + d),
-                               (__m512bh)_mm512_loadu_si512(keys + l * D + d));
-      scores[g * padded + l - begin] = _mm512_reduce_add_ps(sum);
+      Vector sum = zeros();
+      for (int64_t d = 0; d < D; d += 2 * WIDTH)
+        sum = add_products_of_pairs(sum, load_pairs(q + g * D + d), load_pairs(keys + l * D + d));
+      scores[g * padded + l - begin] = sum_of(sum);
     }
-  float sums[MAX_ROWS];
+  float sums[MAX_QUERIES];
   for (int g = 0; g < group; g++) sums[g] = softmax(scores + g * padded, first - begin, last - begin, padded, scale);
   for (int head = 0; head < group; head += 6) {
     int n = group - head < 6 ? group - head : 6;
-    for (int64_t d = 0; d < D; d += 32) {
-      __m512 total[6][2];
-      for (int g = 0; g < 6; g++) total[g][0] = total[g][1] = _mm512_setzero_ps();
+    for (int64_t d = 0; d < D; d += 2 * WIDTH) {
+      Vector total[6][2];
+      for (int g = 0; g < 6; g++) total[g][0] = total[g][1] = zeros();
       for (int64_t l = first; l < last; l++) {
-        __m512 v0 = load(values + l * D + d), v1 = load(values + l * D + d + 16);
+        Vector v0 = load(values + l * D + d), v1 = load(values + l * D + d + WIDTH);
         for (int g = 0; g < 6; g++) {
-          __m512 p = _mm512_set1_ps(g < n ? scores[(head + g) * padded + l - begin] : 0);
-          total[g][0] = _mm512_fmadd_ps(p, v0, total[g][0]);
-          total[g][1] = _mm512_fmadd_ps(p, v1, total[g][1]);
+          Vector p = broadcast(g < n ? scores[(head + g) * padded + l - begin] : 0);
+          total[g][0] = mul_add(p, v0, total[g][0]);
+          total[g][1] = mul_add(p, v1, total[g][1]);
         }
       }
       for (int g = 0; g < n; g++)
         for (int j = 0; j < 2; j++)
-          store(out + (head + g) * D + d + 16 * j, _mm512_mul_ps(total[g][j], _mm512_set1_ps(sums[head + g])));
+          store(out + (head + g) * D + d + WIDTH * j, mul(total[g][j], broadcast(sums[head + g])));
     }
   }
 }
@@ -151,7 +150,7 @@ int forward(const Shape* s, const Layer* layers, const Part* parts, int64_t rank
     packed_keys += segments[i].count > 1 ? padded_length(segments + i) : 0;
   }
   rank = round_up(rank);
-  int64_t rows = wider(MAX_ROWS, heads / K), wide = wider(wider(s->hidden, s->inner), heads * D);
+  int64_t rows = wider(MAX_QUERIES, heads / K), wide = wider(wider(s->hidden, s->inner), heads * D);
   int64_t sizes[] = {n * wide,
                      n * wider(width, 2 * s->inner),
                      n * rank,

@@ -16,31 +16,29 @@ int linear(const Linear* p, const LowRank* low, int64_t n, const bf16* x, bf16* 
 
 #ifdef FP32_PRODUCTS
 
-// sums[r] += x[r] W for 32 columns of W [count, ldw]: [0] for even columns, [1] for odd ones.
+// sums[r] += x[r] W for 2 WIDTH columns of W [count, ldw]: [0] for even columns, [1] for odd ones.
 ALWAYS_INLINE void accumulate_columns(int rows, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
-                                      __m512 sums[][2]) {
+                                      Vector sums[][VECTORS]) {
   float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
   for (int64_t begin = 0; begin < count; begin += CHUNK) {
     int64_t size = lesser(count - begin, CHUNK);
     widen(rows, x + begin, count, size, x32);
     for (int64_t k = 0; k < size; k++, w += ldw) {
-      __m512i columns = _mm512_loadu_si512(w);
-      add_products(rows, x32 + k, lower(columns), upper(columns), sums);
+      Pairs columns = load_pairs(w);
+      Vector weights[] = {lower(columns), upper(columns)};
+      add_products(rows, 2, x32 + k, weights, sums);
     }
   }
 }
 
-ALWAYS_INLINE __m512i bits(__m512 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)); }
-
-// Writes 32 columns of x W + t A to `rows` rows of y.
+// Writes 2 WIDTH columns of x W + t A to `rows` rows of y.
 ALWAYS_INLINE void column_block(int rows, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w,
                                 const bf16* t, const bf16* a, bf16* y) {
-  __m512 sums[MAX_ROWS][2];
-  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  Vector sums[MAX_ROWS][VECTORS];
+  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = zeros();
   accumulate_columns(rows, x, out, w, in, sums);
   accumulate_columns(rows, t, rank, a, in, sums);
-  for (int r = 0; r < rows; r++)
-    _mm512_storeu_si512(y + r * in, _mm512_or_si512(bits(sums[r][0]), _mm512_slli_epi32(bits(sums[r][1]), 16)));
+  for (int r = 0; r < rows; r++) store_pairs(y + r * in, join(sums[r][0], sums[r][1]));
 }
 
 // y [n, in] = x W + t A for x [n, out], W [out, in], t [n, rank] and A [rank, in], which are not packed.
@@ -48,7 +46,7 @@ int transposed_linear(int64_t n, int64_t out, int64_t in, int64_t rank, const bf
                       const bf16* a, bf16* y, int64_t threads) {
   int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t c = 0; c < in; c += PANEL)
+  for (int64_t c = 0; c < in; c += 2 * WIDTH)
     for (int64_t i = 0; i < blocks; i++) {
       int64_t first = n * i / blocks;
       int rows = n * (i + 1) / blocks - first;
@@ -76,14 +74,13 @@ int norm_backward(int64_t n, int64_t size, const bf16* x, const float* gain, con
                   int64_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t t = 0; t < n; t++) {
-    __m512 sum = _mm512_setzero_ps(), scale = _mm512_set1_ps(r[t]);
-    for (int64_t i = 0; i < size; i += 16)
-      sum = _mm512_fmadd_ps(_mm512_mul_ps(load(dy + t * size + i), _mm512_loadu_ps(gain + i)), load(x + t * size + i),
-                            sum);
-    __m512 along = _mm512_set1_ps(_mm512_reduce_add_ps(sum) * r[t] * r[t] / size);
-    for (int64_t i = 0; i < size; i += 16) {
-      __m512 d = _mm512_mul_ps(load(dy + t * size + i), _mm512_loadu_ps(gain + i));
-      store(dx + t * size + i, _mm512_mul_ps(_mm512_fnmadd_ps(along, load(x + t * size + i), d), scale));
+    Vector sum = zeros(), scale = broadcast(r[t]);
+    for (int64_t i = 0; i < size; i += WIDTH)
+      sum = mul_add(mul(load(dy + t * size + i), load_fp32(gain + i)), load(x + t * size + i), sum);
+    Vector along = broadcast(sum_of(sum) * r[t] * r[t] / size);
+    for (int64_t i = 0; i < size; i += WIDTH) {
+      Vector d = mul(load(dy + t * size + i), load_fp32(gain + i));
+      store(dx + t * size + i, mul(minus_mul(along, load(x + t * size + i), d), scale));
     }
   }
   return 0;
@@ -97,17 +94,17 @@ int gate_forward(int64_t n, int64_t inner, int64_t gelu, const bf16* gate_up, bf
 
 int gate_backward(int64_t n, int64_t inner, int64_t gelu, const bf16* gate_up, const bf16* dy, bf16* dgate_up,
                   int64_t threads) {
-  const __m512 one = _mm512_set1_ps(1.f);
+  const Vector one = broadcast(1.f);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t t = 0; t < n; t++) {
     const bf16* row = gate_up + t * 2 * inner;
     bf16* to = dgate_up + t * 2 * inner;
-    for (int64_t i = 0; i < inner; i += 16) {
-      __m512 g = load(row + i), d = load(dy + t * inner + i), slope, s = sigmoid_of(g, gelu, &slope);
-      __m512 y = _mm512_mul_ps(g, s);  // dy/dg = s + y (1 - s) dz/dg
-      __m512 derivative = _mm512_fmadd_ps(_mm512_mul_ps(y, _mm512_sub_ps(one, s)), slope, s);
-      store(to + i, _mm512_mul_ps(_mm512_mul_ps(d, load(row + inner + i)), derivative));
-      store(to + inner + i, _mm512_mul_ps(d, rounded(y)));
+    for (int64_t i = 0; i < inner; i += WIDTH) {
+      Vector g = load(row + i), d = load(dy + t * inner + i), slope, s = sigmoid_of(g, gelu, &slope);
+      Vector y = mul(g, s);  // dy/dg = s + y (1 - s) dz/dg
+      Vector derivative = mul_add(mul(y, sub(one, s)), slope, s);
+      store(to + i, mul(mul(d, load(row + inner + i)), derivative));
+      store(to + inner + i, mul(d, rounded(y)));
     }
   }
   return 0;
@@ -168,7 +165,7 @@ static void places(const Tree* s, int64_t* place) {
 // out [tokens, query_heads, D].
 int attention_forward(const Tree* s, const bf16* q, const bf16* k, const bf16* v, bf16* out, int64_t threads) {
   int64_t D = s->head_dim, Q = s->query_heads, K = s->key_heads, group = Q / K, longest = 0, place[s->count + 1];
-  int64_t per_tile = tile_tokens(group), rows = wider(MAX_ROWS, group);
+  int64_t per_tile = tile_tokens(group), rows = wider(MAX_QUERIES, group);
   for (int64_t i = 0; i < s->count; i++) longest = wider(longest, keys_of(s->segments + i));
   places(s, place);
   bf16* packed = aligned_alloc(64, 2 * place[s->count] * D * sizeof(bf16) + threads * rows * longest * 6);
@@ -205,14 +202,10 @@ int attention_forward(const Tree* s, const bf16* q, const bf16* k, const bf16* v
 }
 
 // Writes pairs of rows r and r + 1 of x [.., size] to the transpose [size, pairs of rows].
-ALWAYS_INLINE void store_pairs(const float* x, int64_t size, int64_t pair, int64_t pairs, bf16_pair* transpose) {
-  const __m512i step = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                                          _mm512_set1_epi32(pairs));
-  for (int64_t l = 0; l < size; l += 16) {
-    __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + 2 * pair * size + l)));
-    __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + (2 * pair + 1) * size + l)));
-    _mm512_i32scatter_epi32(transpose + l * pairs + pair, step, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)), 4);
-  }
+ALWAYS_INLINE void transpose_pair(const float* x, int64_t size, int64_t pair, int64_t pairs, bf16_pair* transpose) {
+  const float *low = x + 2 * pair * size, *high = low + size;
+  for (int64_t l = 0; l < size; l += WIDTH)
+    scatter(transpose + l * pairs + pair, pairs, join(load_fp32(low + l), load_fp32(high + l)));
 }
 
 typedef struct {  // memory of a thread
@@ -230,9 +223,9 @@ static void add_to_keys(int64_t D, int64_t stride, int64_t rows, int64_t begin, 
     multiply(size, factor, w->sums + p * PANEL, NULL, D);
   }
   for (int64_t l = begin; l < end; l++)
-    for (int64_t i = 0; i < D; i += 16) {
+    for (int64_t i = 0; i < D; i += WIDTH) {
       float* to = d + nodes[l] * stride + i;
-      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), _mm512_loadu_ps(w->sums + (l - begin) * D + i)));
+      store_fp32(to, add(load_fp32(to), load_fp32(w->sums + (l - begin) * D + i)));
     }
 }
 
@@ -258,18 +251,18 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
   for (int64_t r = 0; r < even; r++) {
     float *p = w->p + r * size, *dp = w->dp + r * size;
     int64_t at = position + r / group, from = first_visible_key(at, s->window);
-    __m512 scaled = _mm512_set1_ps(r < rows ? softmax(p, from - begin, at + 1 - begin, size, s->scale) : 0);
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += 16) {
-      __m512 probability = _mm512_mul_ps(_mm512_loadu_ps(p + i), scaled);
-      _mm512_storeu_ps(p + i, probability);
-      sum = _mm512_fmadd_ps(probability, _mm512_loadu_ps(dp + i), sum);
+    Vector scaled = broadcast(r < rows ? softmax(p, from - begin, at + 1 - begin, size, s->scale) : 0);
+    Vector sum = zeros();
+    for (int64_t i = 0; i < size; i += WIDTH) {
+      Vector probability = mul(load_fp32(p + i), scaled);
+      store_fp32(p + i, probability);
+      sum = mul_add(probability, load_fp32(dp + i), sum);
     }
-    __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum)), scale = _mm512_set1_ps(s->scale);
-    for (int64_t i = 0; i < size; i += 16) {  // dS = scale P (dP - sum(P dP))
-      __m512 d = _mm512_sub_ps(_mm512_loadu_ps(dp + i), mean);
-      d = _mm512_mul_ps(_mm512_mul_ps(d, _mm512_loadu_ps(p + i)), scale);
-      _mm512_storeu_ps(dp + i, d);
+    Vector mean = broadcast(sum_of(sum)), scale = broadcast(s->scale);
+    for (int64_t i = 0; i < size; i += WIDTH) {  // dS = scale P (dP - sum(P dP))
+      Vector d = sub(load_fp32(dp + i), mean);
+      d = mul(mul(d, load_fp32(p + i)), scale);
+      store_fp32(dp + i, d);
       store(w->ds + r * size + i, d);
     }
   }
@@ -281,9 +274,9 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
     memcpy(dq + ((part->start + first + r / group) * Q + head * group + r % group) * D, w->result + r * D,
            D * sizeof(bf16));
   const int64_t* nodes = s->nodes + part->first_key;
-  for (int64_t pair = 0; pair < even / 2; pair++) store_pairs(w->dp, size, pair, even / 2, w->transpose);
+  for (int64_t pair = 0; pair < even / 2; pair++) transpose_pair(w->dp, size, pair, even / 2, w->transpose);
   add_to_keys(D, K * D, even, begin, last, size, w->q, nodes, w, w->dk + head * D);
-  for (int64_t pair = 0; pair < even / 2; pair++) store_pairs(w->p, size, pair, even / 2, w->transpose);
+  for (int64_t pair = 0; pair < even / 2; pair++) transpose_pair(w->p, size, pair, even / 2, w->transpose);
   add_to_keys(D, K * D, even, begin, last, size, w->dout, nodes, w, w->dv + head * D);
 }
 
@@ -354,12 +347,12 @@ int attention_backward(const Tree* s, const bf16* q, const bf16* k, const bf16* 
 #pragma omp barrier
     const float* first_dk = (float*)(memory + total + per_thread - sizes[10] - sizes[9]);
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < n; i += 16) {
-      __m512 keys = _mm512_setzero_ps(), values = keys;
+    for (int64_t i = 0; i < n; i += WIDTH) {
+      Vector keys = zeros(), values = keys;
       for (int64_t t = 0; t < team; t++) {
         const float* of_keys = first_dk + t * per_thread / 4 + i;
-        keys = _mm512_add_ps(keys, _mm512_loadu_ps(of_keys));
-        values = _mm512_add_ps(values, _mm512_loadu_ps(of_keys + sizes[9] / 4));
+        keys = add(keys, load_fp32(of_keys));
+        values = add(values, load_fp32(of_keys + sizes[9] / 4));
       }
       store(dk + i, keys);
       store(dv + i, values);
