@@ -4362,6 +4362,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'art_nb/policy/kernels.py'),
                                        'art_nb.policy.kernels.LowRankProduct.panels': ( '30_policy/kernels.html#lowrankproduct.panels',
                                                                                         'art_nb/policy/kernels.py'),
+                                       'art_nb.policy.kernels.LowRankProduct.transposed_up': ( '30_policy/kernels.html#lowrankproduct.transposed_up',
+                                                                                               'art_nb/policy/kernels.py'),
                                        'art_nb.policy.kernels._Attention': ( '30_policy/kernels.html#_attention',
                                                                              'art_nb/policy/kernels.py'),
                                        'art_nb.policy.kernels._Attention.backward': ( '30_policy/kernels.html#_attention.backward',

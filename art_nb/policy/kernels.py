@@ -303,6 +303,11 @@ class LowRankProduct:
         return pack_panels(self.A), pack_panels(self.B)
 
     @cached_property
+    def transposed_up(self) -> torch.Tensor:
+        """The transpose of B in the layout of the native library."""
+        return pack_panels(self.B.T)
+
+    @cached_property
     def _padded(self) -> tuple[torch.Tensor, FrozenWeight]:
         """The transpose of [A, 0] in fp32 for one token, and [A, 0] for more tokens. Only `down_into` needs them."""
         padded = F.pad(self.A, (0, len(self.A)))
@@ -337,13 +342,18 @@ class _LoRA(Function):
     @staticmethod
     def backward(ctx, dy):
         (x, t), base, low_rank = ctx.saved_tensors, ctx.base, ctx.low_rank
-        dtype = dy.dtype if multiplies_bf16(dy.device) else torch.float32
-        d = dy.to(dtype)
-        dt = d @ low_rank.B.to(dtype)
-        dA = (dt.T @ x.to(dtype)).float().split(low_rank.ranks)
-        parts = zip(d.split(low_rank.sizes, 1), t.to(dtype).split(low_rank.ranks, 1))
-        dB = [(part.T @ t_i).float().mul_(low_rank.scale) for part, t_i in parts]
-        dx = base.input_gradient(dy, dt.to(dy.dtype), low_rank.A) if ctx.needs_input_grad[0] else None
+        ranks, sizes = low_rank.ranks, low_rank.sizes
+        if has_panels(base.weight) and not multiplies_bf16(dy.device):
+            dt = panel_product(dy, low_rank.transposed_up)[0][:, : sum(ranks)]
+            dA = transposed_linear(dt.T, x)
+            products = transposed_linear(t.T, dy)  # of each row of A and each column of B
+            dB = [part.split(sizes, 1)[i].T for i, part in enumerate(products.split(ranks))]
+        else:
+            dt = dy @ low_rank.B
+            dA = dt.T @ x
+            dB = [part.T @ t_i for part, t_i in zip(dy.split(sizes, 1), t.split(ranks, 1))]
+        dx = base.input_gradient(dy, dt, low_rank.A) if ctx.needs_input_grad[0] else None
+        dA, dB = dA.float().split(ranks), [part.float().mul_(low_rank.scale) for part in dB]
         return dx, None, None, *(grad for pair in zip(dA, dB) for grad in pair)
 
 

@@ -179,12 +179,13 @@ def panel_product(
 
 def transposed_linear(
     x: torch.Tensor,  # bf16 [T, out]
-    weight: torch.Tensor,  # W [out, in], not packed
-    t: torch.Tensor,  # bf16 [T, rank]
-    A: torch.Tensor,  # [rank, in]
+    weight: torch.Tensor,  # bf16 W [out, in], not packed
+    t: torch.Tensor | None = None,  # bf16 [T, rank]
+    A: torch.Tensor | None = None,  # bf16 [rank, in]
 ) -> torch.Tensor:
-    """Return xW + tA [T, in], rounded once. `has_panels(weight)` and `multiplies_in_fp32()` must be true."""
-    x, weight, t, A = (tensor.detach().contiguous() for tensor in (x, weight, t, A))
+    """Return xW or xW + tA [T, in], rounded once. `multiplies_in_fp32()` must be true, and `in` a multiple of 32."""
+    x, weight = x.detach().contiguous(), weight.detach().contiguous()
+    t, A = (x[:0] if tensor is None else tensor.detach().contiguous() for tensor in (t, A))
     y = x.new_empty(len(x), weight.shape[1])
     call_native("transposed_linear", len(x), *weight.shape, len(A), x, weight, t, A, y)
     return y

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 import art_nb as art
 from art_nb.learners.base import Learner, StepConfig, train_rows
+from art_nb.policy.kernels import multiplies_bf16
 from art_nb.policy.loading import load_policy
 from art_nb.policy.packing import WeightedRow, micro_batches
 from art_nb.tokens.rows import group_rows
@@ -70,8 +71,12 @@ def arithmetic(shape: dict, share: bool = True) -> dict:
 
 
 def gemm() -> dict:
-    """Return the GFLOP/s of products in the learner's dtype: the best of five shapes, each the median of nine runs."""
-    gflops, dtype = {}, HELD["learner"].policy.dtype
+    """Return the GFLOP/s of products: the best of five shapes, each the median of nine runs.
+
+    They are in the learner's dtype, or in fp32 on processors that cannot multiply bf16 numbers.
+    """
+    gflops, policy = {}, HELD["learner"].policy
+    dtype = policy.dtype if multiplies_bf16(policy.device) else torch.float32
     for m, k, n in ((2048, 2048, 2048), (1024, 1024, 1024), (4096, 2048, 2048), (1024, 576, 1536), (4096, 576, 1536)):
         a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
         times = []
