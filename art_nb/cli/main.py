@@ -461,18 +461,20 @@ def shell_command(name: str) -> str:
 def init(path: str, yes: bool = False, **options: str | None) -> int:
     """Write a notebook (.ipynb) or script (.py) that trains a small model, and a test. It asks what to train."""
     from art_nb.cli.starter import read_answers, write_starter
-    from art_nb.cli.starter_tasks import TASKS
 
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
-    answers = read_answers(known, input if asks else None)
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    answers = read_answers(known, input if asks else None, folder)
     file, test, *others = write_starter(path, answers)
     if file.suffix == ".ipynb":
         usage = f"{shell_command('jupyter')} lab"
-    elif TASKS[answers.task].before:
+    elif answers.source.before:
         usage = shell_command("python")  # `art-nb train` would skip the warm-up
     else:
         usage = f"{shell_command('art-nb')} train"
+    if answers.source.found:
+        print(answers.source.found)
     print(f"Wrote {', '.join(map(str, [file, test, *others]))}.")
     print(f"To run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0
@@ -633,6 +635,15 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 help="one reply scored by criteria, one reply with a known answer, tool calls, a game, or an existing "
                 "agent; default: single",
             ),
+            option(
+                "--data", metavar="FILE", help="train on the rows of a .csv or .jsonl file: a text and its right answer"
+            ),
+            option(
+                "--question",
+                metavar="COLUMN",
+                help="column of --data with the texts; default: known names, or the first",
+            ),
+            option("--answer", metavar="COLUMN", help="column of --data with the right answers; default: likewise"),
             option(
                 "--reward",
                 choices=["rule", "judge", "environment"],
