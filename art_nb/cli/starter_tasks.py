@@ -259,7 +259,8 @@ async def rollout(model, scenario):
         model=model.get_inference_name(), messages=messages, max_completion_tokens=MAX_TOKENS,
         extra_body={"guided_regex": FORMAT} if FORMAT else None)
     choice = completion.choices[0]
-    trajectory = art.Trajectory(messages_and_choices=[*messages, choice])
+    trajectory = art.Trajectory(
+        messages_and_choices=[*messages, choice], metadata={"answer": scenario["answer"]})  # for the viewer
     SCORE
     trajectory.metrics["right"] = trajectory.reward == 1
     return trajectory""",
