@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMN_NAMES', 'MIN_TEXTS', 'NUMBER', 'CSV_ROWS', 'JSON_ROWS', 'WARM_UP_EXAMPLES', 'DATA_SOURCE', 'ABOUT_DATA',
            'DATA_REWARDS_TEXT', 'delimiter_of', 'read_rows', 'choose_columns', 'AnswerFile', 'read_answer_file',
-           'few_answers', 'instruction_and_format', 'literal', 'data_source', 'data_task']
+           'few_answers', 'instruction_and_format', 'found_text', 'literal', 'data_source', 'data_task']
 
 # %% ../../nbs/95_cli/02_data_task.ipynb #da7a0004
 import csv
@@ -120,16 +120,6 @@ class AnswerFile:
     empty: int = 0  # rows without a text or without an answer
     repeated: int = 0  # rows with the text of an earlier row
 
-    def found(self) -> str:
-        """Return what the file contains, as a sentence."""
-        rows = len(self.answers) + self.empty + self.repeated
-        reasons = {"without a text or an answer": self.empty, "with a text that occurs earlier": self.repeated}
-        left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        return (
-            f"{self.path.name}: {rows} rows, questions from `{self.question}`, answers from `{self.answer}` "
-            f"({len({*self.answers.values()})} different)" + (f". Rows left out: {left_out}." if left_out else ".")
-        )
-
 
 def read_answer_file(path: Path, question: str | None = None, answer: str | None = None) -> AnswerFile:
     """Read texts and right answers. Raise `StoreError` if the file is not usable."""
@@ -173,6 +163,21 @@ def instruction_and_format(file: AnswerFile) -> tuple[str, str | None]:
     if all(re.fullmatch(NUMBER, each) for each in file.answers.values()):
         return f"Reply with the {name} as a number.\n\n", NUMBER
     return f"Reply only with the {name}.\n\n", None
+
+
+def found_text(file: AnswerFile) -> str:
+    """Return what a file contains and how replies are restricted, to print it."""
+    form = instruction_and_format(file)[1]
+    n_rows, n_answers = len(file.answers) + file.empty + file.repeated, len({*file.answers.values()})
+    reasons = {"without a text or an answer": file.empty, "with a text that occurs earlier": file.repeated}
+    left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+    replies = {None: "can be any text", NUMBER: "are restricted to numbers"}.get(
+        form, "are restricted to these answers"
+    )
+    return (
+        f"{file.path.name}: {n_rows} rows, questions from `{file.question}`, answers from `{file.answer}` "
+        f"({n_answers} different). Replies {replies}." + (f" Rows left out: {left_out}." if left_out else "")
+    )
 
 
 def literal(text: str | None) -> str:
@@ -292,5 +297,5 @@ assert all(reward(scenario["answer"], scenario["answer"]) == 1 for scenario in s
             {examples_test('[scenario["answer"]]', "shortest", "MAX_TOKENS + 500")}""",
         before=warm_up_cells(learning_rate="1e-3", batch_size=8),
         rewards_text=DATA_REWARDS_TEXT,
-        found=file.found(),
+        found=found_text(file),
     )

@@ -636,14 +636,20 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 "agent; default: single",
             ),
             option(
-                "--data", metavar="FILE", help="train on the rows of a .csv or .jsonl file: a text and its right answer"
+                "--data",
+                metavar="FILE",
+                help="train on your texts and right answers: two columns of a .csv or .jsonl file",
             ),
             option(
                 "--question",
                 metavar="COLUMN",
-                help="column of --data with the texts; default: known names, or the first",
+                help="column of the texts; default: question, prompt, text, message, input, or the first of two",
             ),
-            option("--answer", metavar="COLUMN", help="column of --data with the right answers; default: likewise"),
+            option(
+                "--answer",
+                metavar="COLUMN",
+                help="column of the right answers; default: answer, label, output, target, completion, or the second",
+            ),
             option(
                 "--reward",
                 choices=["rule", "judge", "environment"],

@@ -39,8 +39,8 @@ def test_few_answers_restrict_the_reply(tmp_path):
     file = csv_file(tmp_path / "my films.csv", rows, encoding="utf-8-sig")
     task = data_task(file, tmp_path)
     assert task.found == (
-        "my films.csv: 44 rows, questions from `text`, answers from `label` (2 different). "
-        "Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier."
+        "my films.csv: 44 rows, questions from `text`, answers from `label` (2 different). Replies are restricted to "
+        "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier."
     )
     assert task.model == "my-films-001"
     names = namespace(task, tmp_path)
