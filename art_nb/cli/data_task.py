@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['COLUMN_NAMES', 'MIN_TEXTS', 'NUMBER', 'CSV_ROWS', 'JSON_ROWS', 'WARM_UP_EXAMPLES', 'DATA_SOURCE', 'ABOUT_DATA',
            'DATA_REWARDS_TEXT', 'delimiter_of', 'read_rows', 'choose_columns', 'AnswerFile', 'read_answer_file',
-           'few_answers', 'instruction_and_format', 'found_text', 'literal', 'data_source', 'data_task']
+           'few_answers', 'instruction_and_format', 'found_text', 'literal', 'warm_up_size', 'data_source', 'data_task']
 
 # %% ../../nbs/95_cli/02_data_task.ipynb #da7a0004
 import csv
@@ -161,8 +161,8 @@ def instruction_and_format(file: AnswerFile) -> tuple[str, str | None]:
         escaped = (re.sub(r"([\\.^$*+?{}\[\]|()])", r"\\\1", choice) for choice in choices)
         return f"Which {name} fits this text? Reply with one of: {', '.join(choices)}.\n\n", f"({'|'.join(escaped)})"
     if all(re.fullmatch(NUMBER, each) for each in file.answers.values()):
-        return f"Reply with the {name} as a number.\n\n", NUMBER
-    return f"Reply only with the {name}.\n\n", None
+        return f"Write the {name} as a number.\n\n", NUMBER
+    return f"Write only the {name}.\n\n", None
 
 
 def found_text(file: AnswerFile) -> str:
@@ -171,9 +171,10 @@ def found_text(file: AnswerFile) -> str:
     n_rows, n_answers = len(file.answers) + file.empty + file.repeated, len({*file.answers.values()})
     reasons = {"without a text or an answer": file.empty, "with a text that occurs earlier": file.repeated}
     left_out = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-    replies = {None: "can be any text", NUMBER: "are restricted to numbers"}.get(
-        form, "are restricted to these answers"
-    )
+    replies = {
+        None: "can be any text, and only one that equals the answer is right",
+        NUMBER: "are restricted to numbers",
+    }.get(form, "are restricted to these answers")
     return (
         f"{file.path.name}: {n_rows} rows, questions from `{file.question}`, answers from `{file.answer}` "
         f"({n_answers} different). Replies {replies}." + (f" Rows left out: {left_out}." if left_out else "")
@@ -221,6 +222,15 @@ n_held_out = min(max(len(all_scenarios) // 4, 10), 100)
 held_out, scenarios = all_scenarios[:n_held_out], all_scenarios[n_held_out:]"""
 
 
+def warm_up_size(file: AnswerFile) -> tuple[int, int]:
+    """Return the number of examples and of epochs. Long texts have fewer epochs, because each takes longer."""
+    n_rows = len(file.answers) - min(max(len(file.answers) // 4, 10), 100)
+    length = sum(map(len, file.answers)) / len(file.answers)
+    n_trained = max(WARM_UP_EXAMPLES * 200 / max(length, 200), 240)
+    examples = min(n_rows, WARM_UP_EXAMPLES)
+    return examples, min(max(round(n_trained / examples), 1), 10)
+
+
 def data_source(file: AnswerFile, folder: Path) -> str:
     """Return the source that reads the file, for a notebook or script in `folder`."""
     instruction, form = instruction_and_format(file)
@@ -231,8 +241,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
     is_csv = file.path.suffix.lower() == ".csv"
     delimiter = delimiter_of(file.path) if is_csv else ","
     given = "" if delimiter == "," else f", delimiter={json.dumps(delimiter)}"
-    n_rows = len(file.answers) - min(max(len(file.answers) // 4, 10), 100)
-    examples = min(n_rows, WARM_UP_EXAMPLES)
+    examples, epochs = warm_up_size(file)
     comments = {None: '  # the reply is free. A regular expression restricts it, for example "(yes|no)"'}
     return DATA_SOURCE.format(
         module="csv" if is_csv else "json",
@@ -244,7 +253,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
         format_comment=comments.get(form, "  # the model can write nothing else. None: any reply"),
         tokens=8 + max(len(answer.encode()) for answer in file.answers.values()),
         examples=examples,
-        epochs=min(round(WARM_UP_EXAMPLES / examples), 10),
+        epochs=epochs,
         rows=CSV_ROWS.format(delimiter=given) if is_csv else JSON_ROWS,
     )
 
@@ -259,7 +268,9 @@ You can run everything without changes. To improve the result, change:
 - `INSTRUCTION`: say what the columns mean
 - `FORMAT`: a regular expression that restricts the reply
 - `N_EXAMPLES` and `EPOCHS`: how much the model imitates before reinforcement learning
-- the reward, if more than one answer is right"""
+- the reward, if more than one answer is right
+
+A program that uses the trained model must send what `rollout` sends: `INSTRUCTION` with the text, and `FORMAT`."""
 DATA_REWARDS_TEXT = (
     ANSWER.rewards_text
     + """ If the rewards are much higher

@@ -271,7 +271,7 @@ from art_nb.models.tiny import save_tiny_model
 
 def test_rollout(tmp_path):
     async def run():
-        tiny = save_tiny_model(tmp_path / "tiny", context=2048)
+        tiny = save_tiny_model(tmp_path / "tiny", context=16384)
         model = art.TrainableModel(name="test", project="test", base_model=str(tiny))
         async with art.LocalBackend(path=tmp_path / "runs", verbose=False) as backend:
             await model.register(backend){in_backend}
