@@ -261,7 +261,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
 ABOUT_DATA = """\
 The file {name} contains texts and their right answers. The model learns to answer texts that it has not seen: a
 quarter of the rows, at least 10 and at most 100, are held out. With SmolLM2 and 240 short texts, everything here takes
-about {minutes} minutes on two CPU cores with AVX512-BF16. Longer texts take longer.
+three to five minutes on two CPU cores with AVX512-BF16. Longer texts take longer.
 
 You can run everything without changes. To improve the result, change:
 
@@ -273,9 +273,10 @@ You can run everything without changes. To improve the result, change:
 A program that uses the trained model must send what `rollout` sends: `INSTRUCTION` with the text, and `FORMAT`."""
 DATA_REWARDS_TEXT = (
     ANSWER.rewards_text
-    + """ If the rewards are much higher
-than the held-out result, the model has learned these rows by heart: add rows with other texts to the file. The worst
-rollouts show wrong answers. Check whether the file answers similar texts in the same way."""
+    + """ A warning that nothing is
+learned means that the model already answers these rows. If the rewards are much higher than the held-out result, the
+model has learned the rows by heart: add rows with other texts to the file. The worst rollouts show wrong answers.
+Check whether the file answers similar texts in the same way."""
 )
 
 
@@ -291,7 +292,7 @@ def data_task(
         ANSWER,
         model=f"{re.sub('[^a-z0-9]+', '-', file.path.stem.lower())[:40].strip('-') or 'data'}-001",
         title=f"Learn the answers in {file.path.name}",
-        about=ABOUT_DATA.format(name=file.path.name, minutes="four"),
+        about=ABOUT_DATA.format(name=file.path.name),
         settings="steps=7, groups_per_step=16, rollouts_per_group=4, learning_rate=3e-4, entropy_coef=0.02",
         task=data_source(file, Path(folder)),
         environment_text="The reward is 1 for the right answer in upper or lower case, and otherwise 0.",
