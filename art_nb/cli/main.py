@@ -473,8 +473,8 @@ def init(path: str, yes: bool = False, **options: str | None) -> int:
         usage = shell_command("python")  # `art-nb train` would skip the warm-up
     else:
         usage = f"{shell_command('art-nb')} train"
-    if answers.source.found:
-        print(answers.source.found)
+    if answers.source.summary:
+        print(answers.source.summary)
     print(f"Wrote {', '.join(map(str, [file, test, *others]))}.")
     print(f"To run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0

@@ -116,7 +116,7 @@ def read_answers(
     answers = StarterAnswers(read_task(known, read, folder))
     scorings = [*scorings_of(answers.source)]
     if reward not in (None, *scorings):
-        name = "of a data file" if answers.source.found else repr(answers.task)
+        name = "of a data file" if answers.source.summary else repr(answers.task)
         raise StoreError(f"The task {name} has its own reward: leave out --reward.")
     if reward is None:
         reward = scorings[0] if read is None or len(scorings) == 1 else read_choice(*QUESTIONS["reward"], read)

@@ -80,7 +80,7 @@ class StarterTask:
     after: str = evaluate_after()  # code after the training
     in_backend: str = ""  # code of the test that needs a registered model
     end_early: str = ""  # code of a script that can end it before the training
-    found: str = ""  # what `art-nb init` prints about the file of the user that the task reads
+    summary: str = ""  # what `art-nb init` prints about the file of the user that the task reads
 
 
 END_IF_SOLVED = """\

@@ -38,7 +38,7 @@ def test_few_answers_restrict_the_reply(tmp_path):
     rows = [*two_answers(), ("", "good"), ("Film 50", " "), ("Film 3", "bad (C++)"), ("Film 51",)]
     file = csv_file(tmp_path / "my films.csv", rows, encoding="utf-8-sig")
     task = data_task(file, tmp_path)
-    assert task.found == (
+    assert task.summary == (
         "my films.csv: 44 rows, questions from `text`, answers from `label` (2 different). Replies are restricted to "
         "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier."
     )
