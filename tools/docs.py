@@ -25,7 +25,7 @@ TUTORIALS = (
     "mcp/mcp email_agent/email-agent auto/auto reasoning_gym/reasoning-gym textarena/poker production/production"
 ).split()
 HOW_TO = (
-    "agent programs frameworks endpoint mcp environments auto reward warm-up judge loss base-model debug resume "
+    "agent data programs frameworks endpoint mcp environments auto reward warm-up judge loss base-model debug resume "
     "trackers traces record import curate export remote ray clusters serverless-server tinker-server client-keys "
     "profile"
 ).split()

@@ -461,18 +461,20 @@ def shell_command(name: str) -> str:
 def init(path: str, yes: bool = False, **options: str | None) -> int:
     """Write a notebook (.ipynb) or script (.py) that trains a small model, and a test. It asks what to train."""
     from art_nb.cli.starter import read_answers, write_starter
-    from art_nb.cli.starter_tasks import TASKS
 
     known = {name: value for name, value in options.items() if value is not None}
     asks = not yes and sys.stdin.isatty()
-    answers = read_answers(known, input if asks else None)
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    answers = read_answers(known, input if asks else None, folder)
     file, test, *others = write_starter(path, answers)
     if file.suffix == ".ipynb":
         usage = f"{shell_command('jupyter')} lab"
-    elif TASKS[answers.task].before:
+    elif answers.source.before:
         usage = shell_command("python")  # `art-nb train` would skip the warm-up
     else:
         usage = f"{shell_command('art-nb')} train"
+    if answers.source.summary:
+        print(answers.source.summary)
     print(f"Wrote {', '.join(map(str, [file, test, *others]))}.")
     print(f"To run it: {usage} {file}\nTo test it: {shell_command('pytest')} {test}")
     return 0
@@ -632,6 +634,21 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 choices=["single", "answer", "tools", "game", "agent"],
                 help="one reply scored by criteria, one reply with a known answer, tool calls, a game, or an existing "
                 "agent; default: single",
+            ),
+            option(
+                "--data",
+                metavar="FILE",
+                help="train on your texts and right answers: two columns of a .csv or .jsonl file",
+            ),
+            option(
+                "--question",
+                metavar="COLUMN",
+                help="column of the texts; default: question, prompt, text, message, input, or the first of two",
+            ),
+            option(
+                "--answer",
+                metavar="COLUMN",
+                help="column of the right answers; default: answer, label, output, target, completion, or the second",
             ),
             option(
                 "--reward",

@@ -120,7 +120,7 @@ def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_script_ends_if_the_warm_up_suffices(tiny, tmp_path):
     always_right = ("return float(reply == answer)", "return 1.0")
-    output = output_of_script("answer", tiny, tmp_path, always_right, ("completion_tokens=24", "completion_tokens=99"))
+    output = output_of_script("answer", tiny, tmp_path, always_right, ("MAX_TOKENS = 24", "MAX_TOKENS = 99"))
     assert "step 1: right 1.000" in output and "Nearly all answers are right: training ends." in output
     assert "Step 2 of 2" not in output and "EvaluationDifference" not in output
 
