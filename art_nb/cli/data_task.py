@@ -245,7 +245,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
     delimiter = delimiter_of(file.path) if is_csv else ","
     given = "" if delimiter == "," else f", delimiter={json.dumps(delimiter)}"
     examples, epochs = warm_up_size(file)
-    comments = {None: '  # the reply is free. A regular expression restricts it, for example "(yes|no)"'}
+    free = '  # the reply is free. A regular expression restricts it, for example "(yes|no)"'
     return DATA_SOURCE.format(
         module="csv" if is_csv else "json",
         path=literal(path),
@@ -253,7 +253,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
         answer=literal(file.answer),
         instruction=literal(instruction),
         format=literal(form),
-        format_comment=comments.get(form, "  # the model can write nothing else. None: any reply"),
+        format_comment=free if form is None else "  # the model can write nothing else. None: any reply",
         tokens=8 + max(len(answer.encode()) for answer in file.answers.values()),
         examples=examples,
         epochs=epochs,
