@@ -13,6 +13,7 @@ import csv
 import json
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -176,9 +177,11 @@ def describe_file(file: AnswerFile) -> str:
         None: "can be any text, and only one that equals the answer is right",
         NUMBER_FORMAT: "are restricted to numbers",
     }.get(form, "are restricted to these answers")
+    text, right = (textwrap.shorten(cell, 80, placeholder="…") for cell in next(iter(file.answers.items())))
     return (
         f"{file.path.name}: {n_rows} rows, questions from `{file.question}`, answers from `{file.answer}` "
-        f"({n_answers} different). Replies {replies}." + (f" Rows left out: {left_out}." if left_out else "")
+        f"({n_answers} different). Replies {replies}." + (f" Rows left out: {left_out}." if left_out else "") + "\n"
+        f"The first row: {text!r} → {right!r}"
     )
 
 

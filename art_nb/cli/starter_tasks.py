@@ -85,7 +85,9 @@ class StarterTask:
 
 END_IF_SOLVED = """\
 if warmed_up.mean() > 0.95:
-    print(f"Nearly all answers are right: training ends. The model: art-nb serve {model.store.path}")
+    path = model.store.path
+    print(warmed_up.difference(before), "Nearly all answers are right: training ends.", sep="\\n")
+    print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}")
     return"""
 EXAMPLES_TEST = """\
 examples = await art.example_rollouts(
@@ -204,6 +206,8 @@ def warm_up_cells(learning_rate: str, batch_size: int) -> tuple[tuple[str, str],
 if await model.get_step() == 0:  # the warm-up, step 1
     examples = await art.example_rollouts(
         model, rollout, scenarios[:N_EXAMPLES], lambda scenario: [scenario["answer"]])
+    if wrong := [example for example in examples if example.reward != 1]:
+        raise ValueError(f"Check the reward: a right answer gets {{wrong[0].reward}}, {{wrong[0].messages()[-1]}}")
     await model.train_sft(examples * EPOCHS, art.TrainSFTConfig(learning_rate={learning_rate}, batch_size={batch_size}))
     print(await art.doctor(model, rollout, scenarios))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, metric="right")

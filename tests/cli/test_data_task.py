@@ -40,7 +40,8 @@ def test_few_answers_restrict_the_reply(tmp_path):
     task = data_task(file, tmp_path)
     assert task.summary == (
         "my films.csv: 44 rows, questions from `text`, answers from `label` (2 different). Replies are restricted to "
-        "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier."
+        "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier.\n"
+        "The first row: 'Film 0' → 'bad (C++)'"
     )
     assert task.model == "my-films-001"
     names = namespace(task, tmp_path)
