@@ -465,13 +465,14 @@ AGENT = StarterTask(
     about="""\
 The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
 art_nb, and you do not change its code. With SmolLM2, everything here takes about five minutes on two CPU cores, and
-about 20 minutes on processors without AVX512-BF16.
+10 to 20 minutes on processors without AVX512-BF16.
 
 For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
 - `N_EXAMPLES`, if your agent has several tools, and `LIMITS`, if it sets no token limit
-- the scenarios: each has a question, and the replies of a model that answers it correctly
+- the scenarios: each has a question, and the replies of a model that answers it correctly. If they have no `item`,
+  replace the `cluster` in `EVALUATION`
 - the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
 - the reward with its test
 - the name and the project of the model
@@ -535,8 +536,8 @@ async def rollout(model, scenario):
     trajectory.metrics["right"] = trajectory.reward == 1
     return trajectory""",
     environment_text="""\
-The reward is 1 if the reply contains the number of the right answer and no other number. If your answers contain no
-numbers, write another reward.""",
+The reward is 1 if the reply contains the number of the right answer and no other number. If a right answer needs more
+than its numbers, for example a name or a day, write another reward.""",
     environment="""\
 def reward(reply, scenario):
     expected = set(re.findall(r"\\d+", scenario["replies"][-1]))
