@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from art_nb.backends.planning import apply_plan
 from art_nb.learners.base import Learner, StepConfig
 from art_nb.learners.unsloth import UnslothLearner, unsloth_version
-from art_nb.policy.kernels import has_flash
+from art_nb.policy.kernels import has_flash, multiplies_bf16
 from art_nb.policy.loading import default_dtype, load_policy
 from art_nb.policy.lora import Policy
 from art_nb.policy.memory_plan import MemoryPlan, MemorySettings, free_memory, model_shape, plan_memory
@@ -93,7 +93,8 @@ def nominal_peak() -> float | None:
 def measured_peak() -> float:
     """Measure the FLOP/s of a matrix product."""
     size = 8192 if CUDA else 512
-    a = torch.randn(size, size, device=DEVICE, dtype=DTYPE)
+    dtype = DTYPE if multiplies_bf16(DEVICE) else torch.float32
+    a = torch.randn(size, size, device=DEVICE, dtype=dtype)
     return 2 * size**3 / median_seconds(lambda _: a @ a, 9)
 
 

@@ -1,7 +1,7 @@
-// Functions that decoder.c and learner.c share. Inputs are bf16, sums are fp32 (AVX512-BF16).
+// Functions that decoder.c and learner.c share. Inputs are bf16, sums are fp32.
 //
-// With FP32_PRODUCTS, numbers are converted to fp32 before they are multiplied. On Intel's processors, the instruction
-// for bf16 pairs has half the throughput of multiplications in fp32.
+// With FP32_PRODUCTS, numbers are converted to fp32 before they are multiplied. AVX2 has no instruction for bf16 pairs,
+// and that of Intel's processors has half the throughput of multiplications in fp32.
 //
 // A matrix W [out, in] is stored in panels of 32 outputs: panel p contains, for each pair of inputs, the pairs of its
 // 32 outputs. A row of the result is a sum over the inputs in ascending order, so it does not depend on the other rows.
