@@ -94,8 +94,8 @@ def test_the_tests_pass(tmp_path):
     assert "32 passed" in said, said
 
 
-def output_of_script(task, tiny, folder, *changes):
-    """Return what a changed script prints. It has two steps, and two examples in the warm-up."""
+def run_script(task, tiny, folder, *changes):
+    """Run a changed script. It has two steps, and two examples in the warm-up."""
     file = folder / "train.py"
     assert main(["init", "--task", task, "--model", tiny, str(file), "-y"]) == 0
     fewer = (TASKS[task].settings, "steps=2, groups_per_step=2, rollouts_per_group=2")
@@ -104,7 +104,12 @@ def output_of_script(task, tiny, folder, *changes):
         assert source.count(old) == 1
         source = source.replace(old, new)
     file.write_text(source)
-    result = subprocess.run([sys.executable, file], cwd=folder, env=environment(), capture_output=True, text=True)
+    return subprocess.run([sys.executable, file], cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+def output_of_script(*arguments):
+    """Return what a changed script prints."""
+    result = run_script(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -124,6 +129,14 @@ def test_a_script_ends_if_the_warm_up_suffices(tiny, tmp_path):
     assert "step 1: right 1.000" in output and "Nearly all answers are right: training ends." in output
     assert "Step 2 of 2" not in output and output.count("EvaluationDifference") == 1  # the end prints more of them
     assert "step 1 against step 0" in output and "All rollouts: art-nb view" in output
+
+
+@pytest.mark.slow
+def test_a_script_ends_if_a_right_answer_gets_a_low_reward(tiny, tmp_path):
+    half = ("return float(reply == answer)", "return 0.5")
+    result = run_script("answer", tiny, tmp_path, half, ("MAX_TOKENS = 24", "MAX_TOKENS = 99"))
+    assert result.returncode == 1 and "Check the reward: a right answer gets 0.5, " in result.stderr
+    assert "step 1" not in result.stdout
 
 
 @pytest.mark.parametrize(
