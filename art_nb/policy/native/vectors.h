@@ -13,25 +13,36 @@ typedef uint16_t bf16;
 typedef int32_t __attribute__((may_alias)) bf16_pair;
 
 #ifdef __AVX512BF16__
-
 #define WIDTH 16
-
+#define SIMD(name) _mm512_##name
 typedef __m512 Vector;
 typedef __m512i Pairs;  // WIDTH pairs of bf16
+#else
+#define WIDTH 8
+#define SIMD(name) _mm256_##name
+typedef __m256 Vector;
+typedef __m256i Pairs;
+#ifndef FP32_PRODUCTS
+#define FP32_PRODUCTS
+#endif
+#endif
 
-ALWAYS_INLINE Vector zeros(void) { return _mm512_setzero_ps(); }
-ALWAYS_INLINE Vector broadcast(float x) { return _mm512_set1_ps(x); }
-ALWAYS_INLINE Vector load_fp32(const float* x) { return _mm512_loadu_ps(x); }
-ALWAYS_INLINE void store_fp32(float* x, Vector v) { _mm512_storeu_ps(x, v); }
-ALWAYS_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
-ALWAYS_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
-ALWAYS_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
-ALWAYS_INLINE Vector ratio(Vector a, Vector b) { return _mm512_div_ps(a, b); }
-ALWAYS_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }     // ab + c
-ALWAYS_INLINE Vector minus_mul(Vector a, Vector b, Vector c) { return _mm512_fnmadd_ps(a, b, c); }  // c - ab
-ALWAYS_INLINE Vector larger(Vector a, Vector b) { return _mm512_max_ps(a, b); }                     // b if one is NaN
-ALWAYS_INLINE Vector nearest(Vector x) { return _mm512_roundscale_ps(x, 8); }                       // integer
-ALWAYS_INLINE Vector times_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }             // x 2^n
+ALWAYS_INLINE Vector zeros(void) { return SIMD(setzero_ps)(); }
+ALWAYS_INLINE Vector broadcast(float x) { return SIMD(set1_ps)(x); }
+ALWAYS_INLINE Vector load_fp32(const float* x) { return SIMD(loadu_ps)(x); }
+ALWAYS_INLINE void store_fp32(float* x, Vector v) { SIMD(storeu_ps)(x, v); }
+ALWAYS_INLINE Vector add(Vector a, Vector b) { return SIMD(add_ps)(a, b); }
+ALWAYS_INLINE Vector sub(Vector a, Vector b) { return SIMD(sub_ps)(a, b); }
+ALWAYS_INLINE Vector mul(Vector a, Vector b) { return SIMD(mul_ps)(a, b); }
+ALWAYS_INLINE Vector ratio(Vector a, Vector b) { return SIMD(div_ps)(a, b); }
+ALWAYS_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return SIMD(fmadd_ps)(a, b, c); }     // ab + c
+ALWAYS_INLINE Vector minus_mul(Vector a, Vector b, Vector c) { return SIMD(fnmadd_ps)(a, b, c); }  // c - ab
+ALWAYS_INLINE Vector larger(Vector a, Vector b) { return SIMD(max_ps)(a, b); }                     // b if one is NaN
+
+#ifdef __AVX512BF16__
+
+ALWAYS_INLINE Vector nearest(Vector x) { return _mm512_roundscale_ps(x, 8); }            // integer
+ALWAYS_INLINE Vector times_power(Vector x, Vector n) { return _mm512_scalef_ps(x, n); }  // x 2^n
 ALWAYS_INLINE float sum_of(Vector v) { return _mm512_reduce_add_ps(v); }
 ALWAYS_INLINE float max_of(Vector v) { return _mm512_reduce_max_ps(v); }
 
@@ -82,25 +93,6 @@ ALWAYS_INLINE Vector add_products_of_pairs(Vector sum, Pairs x, Pairs y) {
 
 #else
 
-#define WIDTH 8
-#ifndef FP32_PRODUCTS
-#define FP32_PRODUCTS
-#endif
-
-typedef __m256 Vector;
-typedef __m256i Pairs;
-
-ALWAYS_INLINE Vector zeros(void) { return _mm256_setzero_ps(); }
-ALWAYS_INLINE Vector broadcast(float x) { return _mm256_set1_ps(x); }
-ALWAYS_INLINE Vector load_fp32(const float* x) { return _mm256_loadu_ps(x); }
-ALWAYS_INLINE void store_fp32(float* x, Vector v) { _mm256_storeu_ps(x, v); }
-ALWAYS_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
-ALWAYS_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
-ALWAYS_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
-ALWAYS_INLINE Vector ratio(Vector a, Vector b) { return _mm256_div_ps(a, b); }
-ALWAYS_INLINE Vector mul_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-ALWAYS_INLINE Vector minus_mul(Vector a, Vector b, Vector c) { return _mm256_fnmadd_ps(a, b, c); }
-ALWAYS_INLINE Vector larger(Vector a, Vector b) { return _mm256_max_ps(a, b); }
 ALWAYS_INLINE Vector nearest(Vector x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 ALWAYS_INLINE Vector power_of_two(__m256i n) {
