@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['DATA_COLUMNS', 'MIN_TEXTS', 'NUMBER_FORMAT', 'CSV_ROWS', 'JSON_ROWS', 'DATA_SOURCE', 'WARM_UP_EXAMPLES', 'ABOUT_DATA',
            'DATA_REWARDS_TEXT', 'delimiter_of', 'read_data_rows', 'choose_columns', 'AnswerFile', 'read_answer_file',
-           'few_answers', 'instruction_and_format', 'describe_file', 'literal', 'warm_up_size', 'data_source',
-           'data_task']
+           'few_answers', 'instruction_and_format', 'describe_file', 'literal', 'warm_up_size', 'relative_path',
+           'rows_source', 'data_source', 'data_task']
 
 # %% ../../nbs/95_cli/02_data_task.ipynb #da7a0004
 import csv
@@ -237,21 +237,31 @@ def warm_up_size(file: AnswerFile) -> tuple[int, int]:
     return examples, min(max(round(n_trained / examples), 1), 10)
 
 
+def relative_path(path: Path, folder: Path) -> str:
+    """Return the path of a file from a folder, or an absolute path if there is none."""
+    try:
+        return Path(os.path.relpath(path, folder)).as_posix()
+    except ValueError:  # Windows: another drive
+        return path.absolute().as_posix()
+
+
+def rows_source(path: Path) -> tuple[str, str]:
+    """Return the module that reads a file, and the source that reads its rows."""
+    if path.suffix.lower() != ".csv":
+        return "json", JSON_ROWS
+    delimiter = delimiter_of(path)
+    return "csv", CSV_ROWS.format(delimiter="" if delimiter == "," else f", delimiter={json.dumps(delimiter)}")
+
+
 def data_source(file: AnswerFile, folder: Path) -> str:
     """Return the source that reads the file, for a notebook or script in `folder`."""
     instruction, form = instruction_and_format(file)
-    try:
-        path = Path(os.path.relpath(file.path, folder)).as_posix()
-    except ValueError:  # Windows: another drive
-        path = file.path.absolute().as_posix()
-    is_csv = file.path.suffix.lower() == ".csv"
-    delimiter = delimiter_of(file.path) if is_csv else ","
-    given = "" if delimiter == "," else f", delimiter={json.dumps(delimiter)}"
+    module, rows = rows_source(file.path)
     examples, epochs = warm_up_size(file)
     free = '  # the reply is free. A regular expression restricts it, for example "(yes|no)"'
     return DATA_SOURCE.format(
-        module="csv" if is_csv else "json",
-        path=literal(path),
+        module=module,
+        path=literal(relative_path(file.path, folder)),
         question=literal(file.question),
         answer=literal(file.answer),
         instruction=literal(instruction),
@@ -260,7 +270,7 @@ def data_source(file: AnswerFile, folder: Path) -> str:
         tokens=8 + max(len(answer.encode()) for answer in file.answers.values()),
         examples=examples,
         epochs=epochs,
-        rows=CSV_ROWS.format(delimiter=given) if is_csv else JSON_ROWS,
+        rows=rows,
     )
 
 # %% ../../nbs/95_cli/02_data_task.ipynb #da7a0018

@@ -641,6 +641,11 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
                 help="train on your texts and right answers: two columns of a .csv or .jsonl file",
             ),
             option(
+                "--agent",
+                metavar="FILE.py:FUNCTION",
+                help="with --data: train your agent, a function of a question that returns the answer",
+            ),
+            option(
                 "--question",
                 metavar="COLUMN",
                 help="column of the texts; default: question, prompt, text, message, input, or the first of two",

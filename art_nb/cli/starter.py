@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .agent_task import agent_task
 from .data_task import data_task
 from .starter_tasks import ANSWER, SCORINGS, TASKS, Scoring, StarterTask, scorings_of
 from ..core.jsonable import notebook_json
@@ -127,10 +128,15 @@ def read_answers(
 
 def read_task(known: dict[str, str], read: Callable[[str], str] | None, folder: Path) -> str | StarterTask:
     """Return the task that was given as an option, or ask for it."""
-    task, file = known.get("task"), known.get("data")
+    task, file, agent = known.get("task"), known.get("data"), known.get("agent")
     columns = {name: known[name] for name in ("question", "answer") if name in known}
-    if task and file:
-        raise StoreError("Pass --data or --task, not both.")
+    if task and (file or agent):
+        raise StoreError(f"Pass --{'agent' if agent else 'data'} or --task, not both.")
+    if agent and file:
+        print("Running the agent with given replies (a few seconds).", flush=True)
+        return agent_task(agent, file, folder, **columns)
+    if agent:
+        raise StoreError("--agent needs --data FILE: questions, right answers and the arguments of the right calls.")
     if file:
         return data_task(file, folder, **columns)
     if columns:

@@ -472,12 +472,13 @@ For your own agent, replace:
 - the import of the agent, and its data (`agent.SHELVES`)
 - `N_EXAMPLES`, if your agent has several tools, and `LIMITS`, if it sets no token limit
 - the scenarios: each has a question, and the replies of a model that answers it correctly. If they have no `item`,
-  replace the `cluster` in `EVALUATION`
+  replace `CLUSTER`
 - the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
 - the reward with its test
 - the name and the project of the model
 
-Then `shelf_agent.py` is no longer needed.""",
+Then `shelf_agent.py` is no longer needed. If your questions and right answers are in a file, a command writes most of
+this for your agent: `art-nb init --agent FILE.py:FUNCTION --data FILE`.""",
     task="""\
 import os
 import random
@@ -492,6 +493,7 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
 N_EXAMPLES = 40  # right conversations that the model imitates first: 40 for each tool and each form of answers
 LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
 OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
+CLUSTER = "item"  # a key of the scenarios: questions about one item are not independent, so intervals are over items
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
 # names that it contains, or replace the tools with functions that return invented results.
@@ -534,6 +536,7 @@ async def rollout(model, scenario):
     trajectory, reply = await art.run_agent(model, answer, scenario["question"])
     SCORE
     trajectory.metrics["right"] = trajectory.reward == 1
+    trajectory.metadata["answer"] = scenario["replies"][-1]  # for the viewer
     return trajectory""",
     environment_text="""\
 The reward is 1 if the reply contains the number of the right answer and no other number. If a right answer needs more
@@ -606,8 +609,7 @@ if __name__ == "__main__":
         (
             "code",
             """\
-EVALUATION = {"metric": "right", "cluster": "item", "request_overrides": LIMITS}  # questions about one item
-# are not independent, so the intervals are over items. "cluster" is a key of the scenarios.
+EVALUATION = {"metric": "right", "cluster": CLUSTER, "request_overrides": LIMITS}
 before = await art.evaluate(model, rollout, held_out, step=0, **EVALUATION)
 print(before)""",
         ),
