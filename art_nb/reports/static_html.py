@@ -116,10 +116,14 @@ def _rollout_line(index: RolloutIndex, row: int) -> str:
 def _details(trajectory: Trajectory, level: DetailLevel) -> list[Html]:
     shown = [*trajectory.metrics.items()][:24]
     metrics = ", ".join(metric_text(key, value) for key, value in shown)
+    metadata = ", ".join(
+        f"{one_line(key)}: {one_line(str(value), 120)}" for key, value in [*trajectory.metadata.items()][:24]
+    )
     name, frames, problem = board_of(trajectory)
     grid = tag("pre", _grid(frames[-1]["rows"]), style=f"{PRE};font-family:monospace") if frames else ""
     return [
         *([tag("div", f"metrics: {metrics}")] if metrics else []),
+        *([tag("div", f"metadata: {metadata}")] if metadata else []),
         *([details(f"{name}: the last of {len(frames)} boards", grid)] if grid else []),
         *([tag("div", f"board: {one_line(problem, 300)}")] if problem else []),
         *([details("log", _pre("\n".join(trajectory.logs), level))] if trajectory.logs else []),
