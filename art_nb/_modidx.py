@@ -8201,6 +8201,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.CompletionService._whole': ( '45_serving/endpoint.html#completionservice._whole',
                                                                                                'art_nb/serving/endpoint.py'),
+                                         'art_nb.serving.endpoint.CompletionService._with_defaults': ( '45_serving/endpoint.html#completionservice._with_defaults',
+                                                                                                       'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.CompletionService.chat_completions': ( '45_serving/endpoint.html#completionservice.chat_completions',
                                                                                                          'art_nb/serving/endpoint.py'),
                                          'art_nb.serving.endpoint.CompletionService.completions': ( '45_serving/endpoint.html#completionservice.completions',

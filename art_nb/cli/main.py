@@ -524,6 +524,7 @@ COMMANDS: dict[str, tuple[Callable[..., int], list[tuple]]] = {
             option("path", metavar="PATH", help="the directory of a run, or a directory that contains a single run"),
             option("--step", type=int, help="step to serve; default: the newest checkpoint"),
             option("--name", help="another name for the model, for example the one in your program"),
+            option("--temperature", type=float, help="temperature of requests that set none; default: 1"),
             option("--port", type=int, default=0, help="port; default: a free port"),
         ],
     ),

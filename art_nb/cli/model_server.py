@@ -59,7 +59,7 @@ IN_USE_ADVICE = (
 )
 
 
-def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
+def serve(path: str, step: int | None, name: str | None, port: int = 0, temperature: float | None = None) -> int:
     """Serve the trained model of a run to programs that use the OpenAI API."""
     from art_nb.backends.local import LocalBackend
     from art_nb.backends.remote_protocol import KEY_NAME
@@ -72,6 +72,8 @@ def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
     steps, record = model.store.steps_saved(), model.store.read_model()
     if step not in (None, *steps):
         raise StoreError(f"There is no checkpoint of step {step}. Available steps: {', '.join(map(str, steps))}.")
+    if temperature is not None and not 0 <= temperature <= 2:
+        raise StoreError(f"Invalid --temperature {temperature:g}: use a number from 0 to 2.")
     bind_socket("127.0.0.1", port).close()  # raises if the port is in use, before the model is loaded
     backend, user_key = LocalBackend(path=model.base_path), os.environ.get(KEY_NAME)
     backend.settings = replace(backend.settings, port=port, api_key=choose_key("127.0.0.1", user_key))
@@ -84,6 +86,8 @@ def serve(path: str, step: int | None, name: str | None, port: int = 0) -> int:
         served, runtime = model.get_inference_name(step), backend.runtime(model)
         if name:
             runtime.aliases[name] = served
+        if temperature is not None:
+            runtime.endpoint.service.defaults["temperature"] = temperature
         export, key = ("", f"%{KEY_NAME}%") if os.name == "nt" else ("export ", f"${KEY_NAME}")
         print(
             f"Serving step {runtime.step if step is None else step} until Ctrl-C. "

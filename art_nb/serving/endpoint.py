@@ -166,6 +166,7 @@ class CompletionService:
         self.statuses, self.tokens = Counter(), Counter(prompt=0, completion=0)
         self.limit_field: str | None = None  # of the latest truncated or canceled reply; "" if its request set no limit
         self.unlimited = 0  # replies that are being sampled without a limit
+        self.defaults: dict[str, float] = {}  # fields of requests that do not set them
 
     async def chat_completions(self, request: Request):
         """Handle `POST /v1/chat/completions`."""
@@ -173,16 +174,20 @@ class CompletionService:
         return await self._respond(request, self._chat_formatter(request, read_object(raw)), len(raw))
 
     def _chat_formatter(self, request: Request, body: dict) -> ChatFormatter:
-        completion, fields = parse(overridden(request, body), ChatRequest)
+        completion, fields = parse(self._with_defaults(request, body), ChatRequest)
         completion.seed = seed_of(request, completion)
         return ChatFormatter(self.chat, completion, fields, self.texts, self.sampler, given_reply(request))
+
+    def _with_defaults(self, request: Request, body: dict) -> dict:
+        body = overridden(request, body)
+        return body | {name: value for name, value in self.defaults.items() if body.get(name) is None}
 
     async def completions(self, request: Request):
         """Handle `POST /v1/completions`."""
         raw = await read_body(request)
         if given_reply(request) is not None:
             raise RequestError("Given replies need an API with messages, such as /chat/completions.")
-        completion, _ = parse(overridden(request, read_object(raw)), TextRequest)
+        completion, _ = parse(self._with_defaults(request, read_object(raw)), TextRequest)
         completion.seed = seed_of(request, completion)
         formatter = TextFormatter(self.sampler.tokenizer, completion, self.texts, self.sampler)
         return await self._respond(request, formatter, len(raw))

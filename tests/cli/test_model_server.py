@@ -34,7 +34,7 @@ async def runs(tmp_path_factory, tiny_model_dir):
     [
         (".", [], "desk-001"),
         ("help/models/desk-001", ["--step", "0"], "desk-001@0"),
-        ("help/models/desk-001", ["--name", "gpt-4o-mini"], "gpt-4o-mini"),
+        ("help/models/desk-001", ["--name", "gpt-4o-mini", "--temperature", "0"], "gpt-4o-mini"),
     ],
 )
 def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, options, name):
@@ -55,6 +55,8 @@ def test_a_client_gets_replies_of_the_checkpoint_until_ctrl_c(runs, place, optio
         messages = [{"role": "user", "content": "free: 1"}]
         reply = client.chat.completions.create(model=name, messages=messages, max_completion_tokens=4)
         assert reply.usage.completion_tokens > 0
+        replies = client.chat.completions.create(model=name, messages=messages, n=20, max_completion_tokens=4).choices
+        assert (len({choice.message.content for choice in replies}) == 1) == ("--temperature" in options)
         with pytest.raises(openai.NotFoundError, match=r"'desk-001@7': there is no checkpoint.*steps: 0, 1\.$"):
             client.chat.completions.create(model="desk-001@7", messages=messages)
         with pytest.raises(openai.NotFoundError, match="Unknown model 'other'.*start it with `--name other`"):
@@ -78,6 +80,8 @@ def test_the_served_step_is_named_if_the_newest_checkpoint_is_damaged(runs, tmp_
 def test_errors_are_one_line(runs, tmp_path, capsys):
     assert main(["serve", str(tmp_path)]) == 1
     assert "contains no run" in capsys.readouterr().err
+    assert main(["serve", str(runs), "--temperature", "3"]) == 1
+    assert "use a number from 0 to 2" in capsys.readouterr().err
     assert main(["serve", str(runs), "--step", "7"]) == 1
     assert capsys.readouterr().err == "art-nb: There is no checkpoint of step 7. Available steps: 0, 1.\n"
 
