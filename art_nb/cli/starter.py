@@ -178,7 +178,8 @@ NEXT = """\
 If you run the cells again, nothing is trained, because the run is at its last step. Increase `steps` to continue, or
 change `name` to start a new run. For your own task, change the cells above, and the examples of good and bad
 results in `{test}`. `pytest {test}` checks the cells without training. After you shut down the kernel,
-`art-nb serve .art/{project}/models/{name}` serves the trained model to programs that use the OpenAI API."""
+`art-nb serve .art/{project}/models/{name}{serve_options}` serves the trained model to programs that use the
+OpenAI API."""
 REPLACE = """\
 For your own task, replace the scenarios, the reward, the rollout, the name of the model, and the examples of good and
 bad results in `{test}`."""
@@ -188,7 +189,7 @@ At the end, this script prints a command that opens a report with all rollouts, 
 programs that use the OpenAI API."""
 NEXT_COMMANDS = """\
 path = model.store.path
-print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path} --name gpt-4o-mini")"""
+print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}SERVE_OPTIONS --name gpt-4o-mini")"""
 SCRIPT_END = """\
 # At first, you can leave everything below as it is.
 async def main():
@@ -227,7 +228,7 @@ def starter_cells(
         ("code", f"{REWARDS}\n{task.after}" if scoring.can_evaluate else REWARDS),
         ("markdown", "The viewer shows every rollout, with the advantage of each token."),
         ("code", "art.view(run)"),
-        ("markdown", NEXT.format(test=test, project=project, name=task.model)),
+        ("markdown", NEXT.format(test=test, project=project, name=task.model, serve_options=task.serve_options)),
     ]
 
 
@@ -254,7 +255,7 @@ def as_script(answers: StarterAnswers, project: str, test: str) -> str:
     before = [source for kind, source in task.before if kind == "code"]
     comment = textwrap.indent(textwrap.fill(task.rewards_text, 100), "# ")
     code = [*before, task.end_early, comment, train, REWARDS, task.after] if scoring.can_evaluate else [train, REWARDS]
-    main = "\n".join(filter(None, [*code, NEXT_COMMANDS]))
+    main = "\n".join(filter(None, [*code, NEXT_COMMANDS])).replace("SERVE_OPTIONS", task.serve_options)
     imports = "" if "import asyncio" in task.task else "    import asyncio\n\n"
     end = SCRIPT_END.format(main=textwrap.indent(main, " " * 8), imports=imports)
     parts = [f'"""{docstring}"""\n\n{task.task}', reward, rollout_source(task, scoring), model, end]

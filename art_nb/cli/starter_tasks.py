@@ -80,6 +80,7 @@ class StarterTask:
     after: str = evaluate_after()  # code after the training
     in_backend: str = ""  # code of the test that needs a registered model
     end_early: str = ""  # code of a script that can end it before the training
+    serve_options: str = ""  # of the command that serves the model
     summary: str = ""  # what `art-nb init` prints about the file of the user that the task reads
 
 
@@ -87,7 +88,7 @@ END_IF_SOLVED = """\
 if warmed_up.mean() > 0.95:
     path = model.store.path
     print(warmed_up.difference(before), "Nearly all answers are right: training ends.", sep="\\n")
-    print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}")
+    print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}SERVE_OPTIONS")
     return"""
 EXAMPLES_TEST = """\
 examples = await art.example_rollouts(
@@ -470,7 +471,7 @@ art_nb, and you do not change its code. With SmolLM2, everything here takes abou
 For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
-- `N_EXAMPLES`, if your agent has several tools, and `LIMITS`, if it sets no token limit
+- `N_EXAMPLES`, if your agent has several tools, and `FIELDS`, if it sets no token limit
 - the scenarios: each has a question, and the replies of a model that answers it correctly. If they have no `item`,
   replace `CLUSTER`
 - the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
@@ -491,8 +492,8 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
     import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
 N_EXAMPLES = 40  # right conversations that the model imitates first: 40 for each tool and each form of answers
-LIMITS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
-OVERRIDES = LIMITS | {"temperature": 1}  # for training, which needs a temperature of about 1
+FIELDS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
+OVERRIDES = FIELDS | {"temperature": 1}  # for training, which needs a temperature of about 1
 CLUSTER = "item"  # a key of the scenarios: questions about one item are not independent, so intervals are over items
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
@@ -604,12 +605,12 @@ if __name__ == "__main__":
         (
             "markdown",
             "How often is the untrained model right? The evaluation asks about items that are not used in training. It "
-            "uses the agent's own temperature.",
+            "uses the temperature in `FIELDS`, or else the agent's own.",
         ),
         (
             "code",
             """\
-EVALUATION = {"metric": "right", "cluster": CLUSTER, "request_overrides": LIMITS}
+EVALUATION = {"metric": "right", "cluster": CLUSTER, "request_overrides": FIELDS}
 before = await art.evaluate(model, rollout, held_out, step=0, **EVALUATION)
 print(before)""",
         ),
@@ -627,7 +628,7 @@ doctor's rollouts get a reward above 0, use more examples.""",
             """\
 if await model.get_step() == 0:
     examples = await art.example_rollouts(
-        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: scenario["replies"], request_overrides=LIMITS)
+        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: scenario["replies"], request_overrides=FIELDS)
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
     print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, **EVALUATION)
@@ -639,7 +640,7 @@ The output shows the mean reward of each step, and the result for the held-out i
 warmed-up and the untrained model. The warm-up is step 1, so seven `steps` are six steps of reinforcement learning. They
 are few: if the last rewards still rise, increase `steps` and run again. If they do not rise, use more examples, and a
 new name of the model, because the warm-up runs only once for each name. The rewards are those of replies at the
-temperature of `OVERRIDES`. The evaluations use the agent's own temperature.""",
+temperature of `OVERRIDES`. The evaluations use that of `FIELDS`, or else the agent's own.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

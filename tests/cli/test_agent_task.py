@@ -1,6 +1,7 @@
 """`art-nb init --agent`: a task from an existing agent and a file of questions."""
 
 import csv
+import re
 import subprocess
 import sys
 from inspect import iscoroutinefunction
@@ -45,7 +46,8 @@ def answer(question):
 async def answer_async(question):
     async with openai.AsyncOpenAI() as client:
         messages = [{"role": "user", "content": question}]
-        reply = await client.chat.completions.create(model="gpt-4o-mini", messages=messages, max_tokens=40)
+        fields = {"max_tokens": 40, "temperature": 0.5}
+        reply = await client.chat.completions.create(model="gpt-4o-mini", messages=messages, **fields)
     return reply.choices[0].message.content
 
 
@@ -106,7 +108,8 @@ def names_of(task, folder):
 
 def test_a_tool_and_its_column(folder):
     task = agent_task("price_agent.py:answer", questions(folder / "questions.csv"), folder)
-    first, tools, conversation, results = task.summary.splitlines()
+    first, tools, held_out, conversation, results = task.summary.splitlines()
+    assert held_out == "Held out: 30 of 72 questions, whose calls do not occur in the others."
     assert first == "questions.csv: 72 rows, questions from `question`, answers from `answer`."
     assert (
         tools
@@ -115,7 +118,7 @@ def test_a_tool_and_its_column(folder):
     assert "→ find_price({'thing': 'item" in conversation and "euros' → '" in conversation
     assert results == "The results of the tools contain the right answer in 20 of 20 conversations."
     names = names_of(task, folder)
-    assert names["LIMITS"] == {"max_completion_tokens": 64} and names["N_EXAMPLES"] == 40
+    assert names["FIELDS"] == {"max_completion_tokens": 64, "temperature": 0.2} and names["N_EXAMPLES"] == 40
     clusters = [{scenario["calls"] for scenario in names[part]} for part in ("scenarios", "held_out")]
     assert not clusters[0] & clusters[1] and len(names["held_out"]) == 30 and len(names["scenarios"]) == 42
     scenario = next(scenario for scenario in names["scenarios"] + names["held_out"] if scenario["answer"] == "12 euros")
@@ -128,9 +131,9 @@ def test_an_agent_without_tools_in_another_folder(folder):
     (folder / "runs").mkdir()
     file = questions(folder / "questions.csv", ("question", "answer"))
     task = agent_task("price_agent.py:answer_async", file, folder / "runs")
-    assert "price_agent.py sends the tools (none)." in task.summary
+    assert "price_agent.py sends the tools (none).\nHeld out: 18 of 72 questions.\n" in task.summary
     names = names_of(task, folder / "runs")
-    assert names["TOOLS"] == names["LIMITS"] == {} and iscoroutinefunction(names["answer"])
+    assert names["TOOLS"] == names["FIELDS"] == {} and not task.serve_options and iscoroutinefunction(names["answer"])
     assert names["CLUSTER"] == "question" and len(names["held_out"]) == 18
 
 
@@ -216,14 +219,13 @@ def test_the_script_and_its_test_run(agent, folder):
     assert "2 passed" in said, said
     source = (folder / "train.py").read_text()
     for old, new in (
-        ("LIMITS = {", 'LIMITS = {"max_completion_tokens": 200} or {'),
         ("steps=7, groups_per_step=8, rollouts_per_group=6", "steps=2, groups_per_step=2, rollouts_per_group=2"),
         ("scenarios[:N_EXAMPLES]", "scenarios[:2]"),
         ("][:100]", "][:4]"),
     ):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    (folder / "train.py").write_text(source)
+    (folder / "train.py").write_text(re.sub("\nFIELDS = .*", '\nFIELDS = {"max_tokens": 200}', source))
     result = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(price-agent-001 step 2 against step") == 2
