@@ -461,7 +461,7 @@ AGENT = StarterTask(
     model="shelves-001",
     end_early=END_IF_SOLVED,
     settings="steps=7, groups_per_step=8, rollouts_per_group=6, learning_rate=2e-4, entropy_coef=0.03",
-    option=", request_overrides=OVERRIDES",
+    option=", request_overrides=TRAIN_OVERRIDES",
     title="Train an existing agent",
     about="""\
 The agent in `shelf_agent.py` says on which shelf an item is. It looks the shelf up with a tool. It does not import
@@ -471,7 +471,7 @@ art_nb, and you do not change its code. With SmolLM2, everything here takes abou
 For your own agent, replace:
 
 - the import of the agent, and its data (`agent.SHELVES`)
-- `N_EXAMPLES`, if your agent has several tools, and `FIELDS`, if it sets no token limit
+- `N_EXAMPLES`, if your agent has several tools, and `EVAL_OVERRIDES`, if it sets no token limit
 - the scenarios: each has a question, and the replies of a model that answers it correctly. If they have no `item`,
   replace `CLUSTER`
 - the call of the agent in `answer`, with the exceptions that it raises if the model calls a tool wrongly
@@ -492,8 +492,9 @@ with patch.dict(os.environ, {"OPENAI_API_KEY": "unused"}):  # the agent creates 
     import shelf_agent as agent  # in another folder: import sys; sys.path.insert(0, "FOLDER")
 
 N_EXAMPLES = 40  # right conversations that the model imitates first: 40 for each tool and each form of answers
-FIELDS = {}  # fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
-OVERRIDES = FIELDS | {"temperature": 1}  # for training, which needs a temperature of about 1
+# Fields to replace in each request. If your agent sets no token limit, write {"max_completion_tokens": 64}
+EVAL_OVERRIDES = {}
+TRAIN_OVERRIDES = EVAL_OVERRIDES | {"temperature": 1}  # for training, which needs a temperature of about 1
 CLUSTER = "item"  # a key of the scenarios: questions about one item are not independent, so intervals are over items
 
 # Invented names are enough for training. About 60 of them are a good start. If the tools query a real database, use
@@ -522,7 +523,7 @@ held_out = [new_scenario(question, item) for item in HELD_OUT_ITEMS for question
 random.Random(2).shuffle(scenarios)  # with several tools, the examples of all tools must be mixed""",
     rollout_text="""\
 A rollout calls the agent once. `art.run_agent` sends its requests to the model in training, whatever address, key and
-model name the agent uses, and records them. The agent can be synchronous, as here, or async. A rollout that raises
+model name the agent uses, and records them. The agent can be synchronous or async. A rollout that raises
 is not trained. `answer` therefore catches what the agent raises if the model makes a mistake, so that such rollouts get
 the reward of a wrong answer.""",
     rollout="""\
@@ -604,20 +605,20 @@ if __name__ == "__main__":
     before=(
         (
             "markdown",
-            "How often is the untrained model right? The evaluation asks about items that are not used in training. It "
-            "uses the temperature in `FIELDS`, or else the agent's own.",
+            "How often is the untrained model right? The evaluation asks questions that are not used in training. It "
+            "uses the temperature in `EVAL_OVERRIDES`, or else the agent's own.",
         ),
         (
             "code",
             """\
-EVALUATION = {"metric": "right", "cluster": CLUSTER, "request_overrides": FIELDS}
+EVALUATION = {"metric": "right", "cluster": CLUSTER, "request_overrides": EVAL_OVERRIDES}
 before = await art.evaluate(model, rollout, held_out, step=0, **EVALUATION)
 print(before)""",
         ),
         (
             "markdown",
             """\
-Without training, SmolLM2 never calls the tool. All its rewards are 0, so reinforcement learning has nothing to learn
+Without training, small models rarely call a tool. If all rewards are 0, reinforcement learning has nothing to learn
 from. The model therefore first imitates right conversations: `art.example_rollouts` runs the agent with the replies of
 the scenarios, and `train_sft` trains the model on the results. This warm-up is step 1. If the model is then right for
 most questions, further training changes little: use fewer examples, or harder questions. If fewer than a third of the
@@ -628,19 +629,19 @@ doctor's rollouts get a reward above 0, use more examples.""",
             """\
 if await model.get_step() == 0:
     examples = await art.example_rollouts(
-        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: scenario["replies"], request_overrides=FIELDS)
+        model, rollout, scenarios[:N_EXAMPLES], lambda scenario: scenario["replies"], request_overrides=EVAL_OVERRIDES)
     await model.train_sft(examples, art.TrainSFTConfig(learning_rate=1e-3, batch_size=4))
-    print(await art.doctor(model, rollout, scenarios, request_overrides=OVERRIDES))
+    print(await art.doctor(model, rollout, scenarios, request_overrides=TRAIN_OVERRIDES))
 warmed_up = await art.evaluate(model, rollout, held_out, step=1, **EVALUATION)
 print(warmed_up)""",
         ),
     ),
     rewards_text="""\
-The output shows the mean reward of each step, and the result for the held-out items with its differences from the
+The output shows the mean reward of each step, and the result for the held-out questions with its differences from the
 warmed-up and the untrained model. The warm-up is step 1, so seven `steps` are six steps of reinforcement learning. They
 are few: if the last rewards still rise, increase `steps` and run again. If they do not rise, use more examples, and a
 new name of the model, because the warm-up runs only once for each name. The rewards are those of replies at the
-temperature of `OVERRIDES`. The evaluations use that of `FIELDS`, or else the agent's own.""",
+temperature of `TRAIN_OVERRIDES`. The evaluations use that of `EVAL_OVERRIDES`, or else the agent's own.""",
     after="""\
 after = await art.evaluate(model, rollout, held_out, **EVALUATION)
 print(after, after.difference(warmed_up), after.difference(before), after.worst_text(3), sep="\\n")""",

@@ -4,6 +4,7 @@ import csv
 import re
 import subprocess
 import sys
+from collections import Counter
 from inspect import iscoroutinefunction
 
 import pytest
@@ -109,21 +110,27 @@ def names_of(task, folder):
 def test_a_tool_and_its_column(folder):
     task = agent_task("price_agent.py:answer", questions(folder / "questions.csv"), folder)
     first, tools, held_out, conversation, results = task.summary.splitlines()
-    assert held_out == "Held out: 30 of 72 questions, whose calls do not occur in the others."
-    assert first == "questions.csv: 72 rows, questions from `question`, answers from `answer`."
-    assert (
-        tools
-        == "price_agent.py sends the tools find_price(thing). The right calls are in the columns: find_price (thing)."
-    )
+    columns = "questions from `question`, answers from `answer`, arguments of the right calls from `thing`."
+    assert first == f"questions.csv: {columns}"
+    assert tools == "Tools of price_agent.py: find_price(thing)."
+    assert held_out == "Held out: 30 of 72 questions. Their tool calls do not occur in the training questions."
     assert "→ find_price({'thing': 'item" in conversation and "euros' → '" in conversation
-    assert results == "The results of the tools contain the right answer in 20 of 20 conversations."
+    assert results == "The tools return the right answer in 20 of 20 conversations."
     names = names_of(task, folder)
-    assert names["FIELDS"] == {"max_completion_tokens": 64, "temperature": 0.2} and names["N_EXAMPLES"] == 40
+    assert names["EVAL_OVERRIDES"] == {"max_completion_tokens": 64, "temperature": 0.2} and names["N_EXAMPLES"] == 40
     clusters = [{scenario["calls"] for scenario in names[part]} for part in ("scenarios", "held_out")]
     assert not clusters[0] & clusters[1] and len(names["held_out"]) == 30 and len(names["scenarios"]) == 42
     scenario = next(scenario for scenario in names["scenarios"] + names["held_out"] if scenario["answer"] == "12 euros")
     assert scenario["replies"] == [("find_price", {"thing": "item2"}), "12 euros"]
-    rewards = {"It costs 12 Euros!": 1, "12": 0, "112 euros": 0, "12 euros or 13 euros": 0, "-12 euros": 0, None: 0}
+    rewards = {
+        "It costs 12 Euros!": 1,
+        "12": 0,
+        "112 euros": 0,
+        "12.5 euros": 0,
+        "12 euros or 13 euros": 0,
+        "-12 euros": 0,
+        None: 0,
+    }
     assert {reply: names["reward"](reply, scenario) for reply in rewards} == rewards
 
 
@@ -131,9 +138,13 @@ def test_an_agent_without_tools_in_another_folder(folder):
     (folder / "runs").mkdir()
     file = questions(folder / "questions.csv", ("question", "answer"))
     task = agent_task("price_agent.py:answer_async", file, folder / "runs")
-    assert "price_agent.py sends the tools (none).\nHeld out: 18 of 72 questions.\n" in task.summary
+    assert "Tools of price_agent.py: none.\nHeld out: 18 of 72 questions.\n" in task.summary
     names = names_of(task, folder / "runs")
-    assert names["TOOLS"] == names["FIELDS"] == {} and not task.serve_options and iscoroutinefunction(names["answer"])
+    assert (
+        names["TOOLS"] == names["EVAL_OVERRIDES"] == {}
+        and not task.serve_options
+        and iscoroutinefunction(names["answer"])
+    )
     assert names["CLUSTER"] == "question" and len(names["held_out"]) == 18
 
 
@@ -142,17 +153,63 @@ def test_a_column_names_the_tool(folder):
     names = names_of(agent_task("stock_agent.py:answer", file, folder), folder)
     assert {scenario["replies"][0][0] for scenario in names["scenarios"]} == {"find_stock"}
     assert names["N_EXAMPLES"] == 54  # three quarters of the rows
+    with pytest.raises(
+        StoreError, match="contains 'find_prices'. The tools that the rows can call: find_price, find_stock"
+    ):
+        agent_task(
+            "stock_agent.py:answer",
+            questions(file, ("question", "answer", "thing", "tool"), tool="find_prices"),
+            folder,
+        )
+
+
+def test_optional_arguments_and_rows_without_a_call(folder):
+    """A row without an optional argument keeps its call. Spaces around cells do not matter."""
+    source = AGENT.replace("NAMES", '["find_price"]').replace(
+        '"properties": {', '"properties": {"unit": {"type": ["integer", "null"]}, '
+    )
+    (folder / "price_agent.py").write_text(source.replace("def price(thing):", "def price(thing, unit=None):"))
+    file = questions(folder / "questions.csv", ("question", "answer", "thing", "unit"))
+    lines = file.read_text().splitlines()
+    lines[1::4] = [line + " 5 " for line in lines[1::4]]
+    lines[2::4] = [line.rsplit(",", 2)[0] + ",," for line in lines[2::4]]
+    file.write_text("\n".join(lines))
+    task = agent_task("price_agent.py:answer", file, folder)
+    assert "18 of 72 questions have no tool call." in task.summary
+    names = names_of(task, folder)
+    assert names["OPTIONAL"] == {"unit"}
+    kinds = Counter(tuple(reply[1]) for each in names["all_scenarios"] for reply in each["replies"][:-1])
+    assert kinds == {("thing",): 36, ("unit", "thing"): 18}
+    assert {
+        reply[1]["unit"] for each in names["all_scenarios"] for reply in each["replies"][:-1] if "unit" in reply[1]
+    } == {5}
+
+
+def test_a_lambda_is_an_agent(folder):
+    (folder / "stock_agent.py").write_text(
+        AGENT.replace("NAMES", "[]") + "\nshort = lambda text: answer_without_tools(text)\n"
+    )
+    task = agent_task("stock_agent.py:short", questions(folder / "questions.csv", ("question", "answer")), folder)
+    assert "agent.short(question)" in task.rollout
+
+
+def test_rows_that_no_reward_can_compare(folder):
+    file = questions(folder / "questions.csv")
+    file.write_text(file.read_text().replace(",12 euros,", ",??,"))
+    with pytest.raises(StoreError, match=r"The answer '\?\?' has no words"):
+        agent_task("price_agent.py:answer", file, folder)
 
 
 def test_results_without_the_right_answer_are_counted(folder):
     file = questions(folder / "questions.csv", thing="item0")
-    assert "in 0 of 20 conversations" in agent_task("price_agent.py:answer", file, folder).summary
+    assert "the right answer in 0 of 20 conversations" in agent_task("price_agent.py:answer", file, folder).summary
 
 
 @pytest.mark.parametrize(
     ("agent", "columns", "error"),
     [
         ("price_agent", ("question", "answer"), "write FILE.py:FUNCTION"),
+        ("my-agent.py:answer", ("question", "answer"), "Python cannot import my-agent.py: rename it"),
         ("other.py:answer", ("question", "answer"), "Could not find other.py"),
         ("price_agent.py:reply", ("question", "answer"), "has no function 'reply'"),
         ("broken.py:answer", ("question", "answer"), "Could not import broken.py: ZeroDivisionError"),
@@ -183,7 +240,7 @@ def test_arguments_that_are_not_numbers(folder):
         agent_task("price_agent.py:answer", questions(folder / "questions.csv"), folder)
     sys.modules.pop("price_agent")
     (folder / "price_agent.py").write_text(source.replace("integer", "array"))
-    with pytest.raises(StoreError, match=r"The calls of find_price\(thing\) need lists"):
+    with pytest.raises(StoreError, match=r"argument of find_price\(thing\) that is a list"):
         agent_task("price_agent.py:answer", questions(folder / "questions.csv"), folder)
 
 
@@ -225,7 +282,7 @@ def test_the_script_and_its_test_run(agent, folder):
     ):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
-    (folder / "train.py").write_text(re.sub("\nFIELDS = .*", '\nFIELDS = {"max_tokens": 200}', source))
+    (folder / "train.py").write_text(re.sub("\nEVAL_OVERRIDES = .*", '\nEVAL_OVERRIDES = {"max_tokens": 200}', source))
     result = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(price-agent-001 step 2 against step") == 2

@@ -24,7 +24,7 @@ from art_nb.models.tiny import save_tiny_model
 ROOT = Path(__file__).parents[2]
 COMBINATIONS = [(task, reward) for task in TASKS for reward in scorings_of(TASKS[task])]
 ONE_STEP = "steps=1, groups_per_step=2, rollouts_per_group=2"
-MORE_TOKENS = 'FIELDS = {"max_tokens": 200}'  # the tokens of the tiny model are short
+MORE_TOKENS = 'EVAL_OVERRIDES = {"max_tokens": 200}'  # the tokens of the tiny model are short
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ async def test_the_notebook_runs(task, reward, tiny, tmp_path, monkeypatch, caps
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "code":
                 source = "".join(cell["source"]).replace(TASKS[task].settings, one_step)
-                await execute(source.replace("FIELDS = {}", MORE_TOKENS), names)
+                await execute(source.replace("EVAL_OVERRIDES = {}", MORE_TOKENS), names)
     finally:
         if "model" in names:
             await names["model"].backend().close()
@@ -116,7 +116,7 @@ def output_of_script(*arguments):
 
 @pytest.mark.slow
 def test_the_script_of_an_agent_runs(tiny, tmp_path, capsys):
-    output = output_of_script("agent", tiny, tmp_path, ("FIELDS = {}", MORE_TOKENS))
+    output = output_of_script("agent", tiny, tmp_path, ("EVAL_OVERRIDES = {}", MORE_TOKENS))
     assert f"python {tmp_path / 'train.py'}" in capsys.readouterr().out
     assert output.count("EvaluationDifference(shelves-001 step 2 against step") == 2
     assert re.search(r"The model: art-nb serve \S+/shelves-001 --name", output)
