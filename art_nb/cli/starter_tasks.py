@@ -197,7 +197,8 @@ WARM_UP_TEXT = """\
 Reinforcement learning makes right answers more frequent, so it needs some. The model therefore first imitates a few:
 `art.example_rollouts` runs the rollout with right answers instead of the model's replies, and `train_sft` trains the
 model on the results. This warm-up is step 1. If the model is then nearly always right, use fewer examples. If fewer
-than a third of the doctor's rollouts are right, use more examples or epochs. The warm-up runs only once for each name
+than a third of the doctor's rollouts are right, compare wrong replies with their right answers: the model cannot learn
+answers that do not fit their texts. If they fit, use more examples or epochs. The warm-up runs only once for each name
 of the model, so also change the name."""
 
 

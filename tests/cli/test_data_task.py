@@ -38,11 +38,13 @@ def test_few_answers_restrict_the_reply(tmp_path):
     rows = [*two_answers(), ("", "good"), ("Film 50", " "), ("Film 3", "bad (C++)"), ("Film 51",)]
     file = csv_file(tmp_path / "my films.csv", rows, encoding="utf-8-sig")
     task = data_task(file, tmp_path)
-    assert task.summary == (
+    first, question, *shown = task.summary.splitlines()
+    assert first == (
         "my films.csv: 44 rows, questions from `text`, answers from `label` (2 different). Replies are restricted to "
-        "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier.\n"
-        "The first row: 'Film 0' → 'bad (C++)'"
+        "these answers. Rows left out: 3 without a text or an answer and 1 with a text that occurs earlier."
     )
+    assert question == "Three rows. Do the answers fit the texts?" and len(shown) == 3
+    assert all(line in {f"  {text!r} → {answer!r}" for text, answer in two_answers()} for line in shown)
     assert task.model == "my-films-001"
     names = namespace(task, tmp_path)
     assert all(re.fullmatch(names["FORMAT"], answer) for answer in ("good", "bad (C++)"))
@@ -51,6 +53,28 @@ def test_few_answers_restrict_the_reply(tmp_path):
     assert len(names["held_out"]) == 10 and len(names["scenarios"]) == 30
     shown = {scenario["text"]: scenario["answer"] for scenario in names["scenarios"] + names["held_out"]}
     assert shown == dict(two_answers()) == read_answer_file(file).answers
+
+
+def test_similar_texts_are_reported(tmp_path):
+    """A file without similar texts, one with two wordings of each, and the same with answers of other texts."""
+    words = (
+        "lamp boat tree coin bird road milk sand door ring leaf song king wolf rain fire hand moon star ship".split()
+    )
+    texts = [f"The {a} and the {b} near my {c}" for a, b, c in zip(words, words[7:] + words[:7], words[3:] + words[:3])]
+
+    def summary(rows):
+        return data_task(csv_file(tmp_path / "stories.csv", rows), tmp_path).summary
+
+    answers = ["yes", "no"] * 10
+    assert len(summary([*zip(texts, answers)]).splitlines()) == 5
+    both = texts + [f"Hello. {text} (thanks)" for text in texts]
+    assert summary([*zip(both, answers * 2)]).splitlines()[5:] == [
+        "40 of 40 texts are similar to another one. If one of them is held out, the model has seen the other, so the "
+        "result says little about new wordings."
+    ]
+    *_, count, first, second = summary([*zip(both, answers + answers[::-1])]).splitlines()
+    assert count == "40 of 40 texts have another answer than a similar text. Do the answers belong to these texts?"
+    assert first == f"  {texts[0]!r} → 'yes'" and second == f"  {both[20]!r} → 'no'"
 
 
 def test_the_kind_of_the_answers(tmp_path):
