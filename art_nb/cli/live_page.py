@@ -31,7 +31,7 @@ from ..core.machine import is_loopback
 from ..core.types import ArtError, ServeError
 from ..reports.report import POLICY, page
 from ..reports.static_html import static_html
-from ..runs.store import open_run
+from ..runs.store import find_runs, open_run
 from ..serving.http_server import HttpServer, bind_socket, mark_authenticated
 from ..training.heartbeat import FINAL_STATES
 from ..training.run import Run
@@ -122,7 +122,8 @@ class LivePageServer:
     """
 
     def __init__(self, path: str | Path, host: str = "127.0.0.1", port: int = 0):
-        self.run, self.key = Run.attach(open_run(path).path), secrets.token_urlsafe(24)
+        runs = find_runs(path)
+        self.run, self.key = Run.attach(open_run(runs[0] if len(runs) == 1 else path).path), secrets.token_urlsafe(24)
         listener = bind_socket(host, port)
         self.host, self.port = host, listener.getsockname()[1]
         self._server = HttpServer(LivePage(self.run, self.key), listener)

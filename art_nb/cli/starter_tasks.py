@@ -88,7 +88,7 @@ END_IF_SOLVED = """\
 if warmed_up.mean() > 0.95:
     path = model.store.path
     print(warmed_up.difference(before), "Nearly all answers are right: training ends.", sep="\\n")
-    print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}SERVE_OPTIONS")
+    print(f"All rollouts: art-nb view {path}\\nThe model: art-nb serve {path}SERVE_OPTIONS --name gpt-4o-mini")
     return"""
 EXAMPLES_TEST = """\
 examples = await art.example_rollouts(

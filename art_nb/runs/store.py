@@ -411,7 +411,7 @@ def open_run(path: str | Path, bus: Bus | None = None) -> RunStore:
     path = Path(path)
     if is_run(path):
         return RunStore(path, bus)
-    runs = [str(run.relative_to(path)) for run in find_runs(path)]
+    runs = [str(run) for run in find_runs(path)]
     if runs:
         raise StoreError(f"{path} is not a run directory. It holds the runs {', '.join(runs[:5])}: open one of these.")
     raise StoreError(f"{path} is not a run directory. Pass .art/{{project}}/models/{{run_name}}.")

@@ -64,6 +64,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
+        print("The demo takes 3 to 9 minutes on two idle cores with AVX512-BF16, and 15 to 45 on others.", flush=True)
         before = await play(1, "untrained")
         start = time.time()
         text = f"In step 1 (warm-up), the model imitates {warm_up} games that random moves have won."
@@ -73,6 +74,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
         warmed_up = await play(3, "warmed-up")
         text = f"Steps 2 to {1 + steps} are reinforcement learning, with {groups * 8} games in each step."
         print(f"Stage 4 of 5: {text}", flush=True)
+        print(f"To watch it, in another terminal: {view_command(model, '--live')}", flush=True)
         start = time.time()
         run = await art.train(
             model,
@@ -100,16 +102,26 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
     }
 
 
+def view_command(model: art.TrainableModel, option: str = "") -> str:
+    """Return the command that shows the run."""
+    command = Path(sys.executable).with_name("art-nb")
+    parts = [
+        os.path.relpath(command) if command.is_file() else "art-nb",
+        "view",
+        option,
+        os.path.relpath(model.store.path),
+    ]
+    return " ".join(filter(None, parts))
+
+
 def next_commands(model: art.TrainableModel, last_step: int) -> str:
     """Return the commands that show the run, start the tutorials and delete the run."""
-    command = Path(sys.executable).with_name("art-nb")
-    viewer = os.path.relpath(command) if command.is_file() else "art-nb"
     run = os.path.relpath(model.store.path)
     size = sum(file.stat().st_size for file in model.store.path.rglob("*") if file.is_file())
     lines = [
-        f"Read all games:  {viewer} view --notebook {run}",
+        f"Read all games:  {view_command(model, '--notebook')}",
         f"                 To see only lost games, use the filter:  step = {last_step} and split = val and reward = 0",
-        f"Read a report:   {viewer} view {run}",
+        f"Read a report:   {view_command(model)}",
         "Train yourself:  make lab, then open tic_tac_toe/tic-tac-toe.ipynb",
         f"Delete the run:  rm -r {run}  (it takes {size / 1e6:.0f} MB, mostly checkpoints)",
     ]
@@ -130,7 +142,7 @@ if __name__ == "__main__":
     try:
         results = asyncio.run(work)
     except KeyboardInterrupt:
-        sys.exit(f"The demo was stopped with Ctrl-C. Its finished steps are in {os.path.relpath(model.store.path)}.")
+        sys.exit(f"The demo was stopped with Ctrl-C. To view its finished steps: {view_command(model)}")
     print("", next_commands(model, 1 + arguments.steps), sep="\n")
     if arguments.json:
         print(json.dumps(results))

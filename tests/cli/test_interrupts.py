@@ -91,6 +91,7 @@ def test_the_demo(tmp_path, smollm2_dir, phase):
     process = start(tmp_path, str(ROOT / "examples" / "tic_tac_toe" / "demo.py"), *options)
     said = interrupt(process, process.stdout, phase)
     run = ".art/tic-tac-toe/models/ttt-001"
-    assert said.splitlines()[-1] == f"The demo was stopped with Ctrl-C. Its finished steps are in {run}."
+    assert said.splitlines()[-1].startswith("The demo was stopped with Ctrl-C. To view its finished steps: ")
+    assert said.endswith(f" view {run}\n")
     assert "Traceback" not in said
     assert process.returncode == 1
