@@ -6,7 +6,7 @@
 __all__ = ['PLACEHOLDER_KEYS', 'ARGUMENT_TYPES', 'EVAL_TEMPERATURE', 'TASK_SOURCE', 'REWARD_TEXT', 'REWARD', 'REWARD_TEST',
            'ABOUT_AGENT_TASK', 'N_CHECKED', 'AgentFunction', 'import_agent', 'AgentRequest', 'first_request',
            'signature', 'argument_type', 'call_columns', 'agent_source', 'longest_reply', 'check_conversations',
-           'check_rows', 'describe_conversations', 'described_task', 'agent_task']
+           'check_data_rows', 'describe_conversations', 'described_task', 'agent_task']
 
 # %% ../../nbs/95_cli/03_agent_task.ipynb #a9e70004
 import asyncio
@@ -300,7 +300,7 @@ async def check_conversations(model: Any, task: dict[str, Any]) -> list[Any]:
     return examples
 
 
-def check_rows(task: dict[str, Any]) -> None:
+def check_data_rows(task: dict[str, Any]) -> None:
     """Raise `StoreError` if a row names an unknown tool, or if an answer has no words."""
     names = {*task["TOOLS"], None, ""}
     if unknown := [row["tool"] for row in task["rows"] if task["TOOLS"] and row.get("tool") not in names]:
@@ -395,6 +395,6 @@ async def _checked_task(agent: AgentFunction, file: AnswerFile, folder: Path) ->
                 exec(f"{task.task}\n{task.environment}\n{task.rollout.replace('SCORE', task.environment_score)}", names)
             except (TypeError, ValueError) as error:
                 raise StoreError(f"The arguments of the calls in {file.path} are not numbers: {error}.") from error
-            check_rows(names)
+            check_data_rows(names)
             examples = await check_conversations(model, names)
     return replace(task, summary=f"{task.summary}\n{describe_conversations(names, examples)}")

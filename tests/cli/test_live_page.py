@@ -17,7 +17,7 @@ from art_nb.cli.live_page import LivePageServer
 
 @pytest.fixture
 def store(tmp_path):
-    store = art.RunStore(tmp_path / "run")
+    store = art.RunStore(tmp_path / ".art" / "project" / "models" / "run")
     store.write_model({"name": "run", "base_model": "smollm2-135m"})
     store.write_groups("train", 1, [games(1, 4)])
     store.append_history({"step": 1, "train/reward": 0.25})
@@ -65,7 +65,7 @@ def test_hostile_texts_stay_texts(store):
 
 
 def test_the_command_follows_the_run_until_ctrl_c(store):
-    command = [sys.executable, "-c", MAIN, "view", str(store.path), "--live"]
+    command = [sys.executable, "-c", MAIN, "view", str(store.path.parents[2]), "--live"]  # .art: it has only this run
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         url = process.stdout.readline().split(": ", 1)[1].strip()
         with httpx.Client(follow_redirects=True) as client:
