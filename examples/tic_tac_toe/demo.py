@@ -42,6 +42,15 @@ def new_model(path: str) -> art.TrainableModel:
     )
 
 
+def expected_minutes() -> str:
+    """Return how long the demo took on processors like this one."""
+    import torch
+
+    from art_nb.policy.kernels import multiplies_bf16
+
+    return "3 to 9" if multiplies_bf16(torch.device("cpu")) else "20 to 30"
+
+
 def result_line(name: str, evaluation: art.Evaluation) -> str:
     """Return a line: shares of games that were won (with the interval), drawn, lost, and ended by an illegal move."""
     won, low, high, illegal = (100 * x for x in (evaluation.mean(), *evaluation.ci95(), evaluation.mean("illegal")))
@@ -64,7 +73,10 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
-        print("The demo takes 3 to 9 minutes on two idle cores with AVX512-BF16, and 15 to 45 on others.", flush=True)
+        print(
+            f"On two idle cores, the demo takes {expected_minutes()} minutes. Next to other programs, it takes longer."
+        )
+        print(f"To watch stage 4, the training, in another terminal: {view_command(model, '--live')}", flush=True)
         before = await play(1, "untrained")
         start = time.time()
         text = f"In step 1 (warm-up), the model imitates {warm_up} games that random moves have won."
@@ -74,7 +86,6 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
         warmed_up = await play(3, "warmed-up")
         text = f"Steps 2 to {1 + steps} are reinforcement learning, with {groups * 8} games in each step."
         print(f"Stage 4 of 5: {text}", flush=True)
-        print(f"To watch it, in another terminal: {view_command(model, '--live')}", flush=True)
         start = time.time()
         run = await art.train(
             model,
