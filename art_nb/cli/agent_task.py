@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PLACEHOLDER_KEYS', 'ARGUMENT_TYPES', 'EVAL_TEMPERATURE', 'TASK_SOURCE', 'REWARD_TEXT', 'REWARD', 'REWARD_TEST',
-           'ABOUT_AGENT_TASK', 'N_CHECKED', 'AgentFunction', 'import_agent', 'AgentRequest', 'first_request',
-           'signature', 'argument_type', 'call_columns', 'agent_source', 'longest_reply', 'check_conversations',
-           'check_data_rows', 'describe_conversations', 'described_task', 'agent_task']
+           'ABOUT_AGENT_TASK', 'N_CHECKED', 'AgentFunction', 'import_agent', 'AgentRequest', 'first_request_of',
+           'signature_of', 'argument_type', 'call_columns', 'agent_source', 'token_limit_of', 'check_conversations',
+           'check_data_rows', 'describe_conversations', 'task_of_agent', 'agent_task']
 
 # %% ../../nbs/95_cli/03_agent_task.ipynb #a9e70004
 import asyncio
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from .data_task import AnswerFile, literal, read_answer_file, read_data_rows, relative_path, rows_source
+from .data_task import AnswerFile, literal, read_answer_file, relative_path, rows_source
 from .starter_tasks import AGENT, StarterTask, examples_test
 from ..core.jsonable import one_line
 from ..core.types import ArtError, StoreError
@@ -76,7 +76,7 @@ class AgentRequest:
     has_temperature: bool
 
 
-async def first_request(model: Any, agent: Callable, question: str) -> AgentRequest:
+async def first_request_of(model: Any, agent: Callable, question: str) -> AgentRequest:
     """Return what the agent sends first. Raise `StoreError` if it sends no request to a language model."""
     from art_nb.integrations.agents import run_agent
     from art_nb.integrations.programs import call_or_await
@@ -106,7 +106,7 @@ async def first_request(model: Any, agent: Callable, question: str) -> AgentRequ
 ARGUMENT_TYPES = {"string": "str", "integer": "int", "number": "float"}  # JSON type: Python type
 
 
-def signature(tool: str, schema: dict[str, Any]) -> str:
+def signature_of(tool: str, schema: dict[str, Any]) -> str:
     """Return a tool with the names of its arguments, as in "find_shelf(item)"."""
     return f"{tool}({', '.join(schema.get('properties', {}))})"
 
@@ -128,12 +128,12 @@ def call_columns(
         types = {name: argument_type(each) for name, each in schema.get("properties", {}).items() if name in columns}
         if None in types.values():
             raise StoreError(
-                f"A cell of the file cannot contain an argument of {signature(tool, schema)} that is a list, an object "
-                "or a Boolean. Write the calls in Python, after `art-nb init --task agent`."
+                f"A cell of the file cannot contain an argument of {signature_of(tool, schema)} that is a list, an "
+                "object or a Boolean. Write the calls in Python, after `art-nb init --task agent`."
             )
         if {*schema.get("required", ())} <= {*columns} and (types or "tool" in columns):
             usable[tool] = types
-    names = ", ".join(signature(tool, schema) for tool, schema in tools.items())
+    names = ", ".join(signature_of(tool, schema) for tool, schema in tools.items())
     if tools and not usable:
         raise StoreError(
             f"The agent has the tools {names}. Add a column to the file for each argument of the right call, with the "
@@ -223,7 +223,7 @@ scenario = scenarios[0]
 ABOUT_AGENT_TASK = """\
 The agent `{function}` in {agent} answers the questions in {file}. art_nb does not change its code.
 About a quarter of the questions is held out, but at least 10 different ones and at most 100. With SmolLM2, everything
-here takes 5 to 20 minutes on two CPU cores. It depends on the processor, and on the length of the conversations.
+here takes 1 to 20 minutes on two CPU cores. It depends on the processor, and on the length of the conversations.
 
 You can run everything without changes. To improve the result, change:
 
@@ -245,7 +245,7 @@ def agent_source(
     ]
     required = {name for tool in tools for name in request.tools[tool].get("required", ())}
     optional = sorted({name for types in tools.values() for name in types} - required)
-    fields = {} if request.has_limit else {"max_completion_tokens": longest_reply(file)}
+    fields = {} if request.has_limit else {"max_completion_tokens": token_limit_of(file)}
     fields |= {} if request.has_temperature else {"temperature": EVAL_TEMPERATURE}
     return TASK_SOURCE.format(
         module=module,
@@ -263,9 +263,9 @@ def agent_source(
     )
 
 
-def longest_reply(file: AnswerFile) -> int:
+def token_limit_of(file: AnswerFile) -> int:
     """Return a limit of tokens for a call or an answer: the bytes of a row without its question, and at least 64."""
-    rows = [{name: cell for name, cell in row.items() if name != file.question} for row in read_data_rows(file.path)]
+    rows = [{name: cell for name, cell in row.items() if name != file.question} for row in file.rows]
     return max(64, 32 + max(len(str([*row.values()]).encode()) for row in rows))
 
 # %% ../../nbs/95_cli/03_agent_task.ipynb #a9e7000f
@@ -336,12 +336,12 @@ def describe_conversations(task: dict[str, Any], examples: list[Any]) -> str:
     return "\n".join(lines)
 
 # %% ../../nbs/95_cli/03_agent_task.ipynb #a9e70012
-def described_task(agent: AgentFunction, request: AgentRequest, file: AnswerFile, folder: Path) -> StarterTask:
+def task_of_agent(agent: AgentFunction, request: AgentRequest, file: AnswerFile, folder: Path) -> StarterTask:
     """Return the task of an agent whose first request is known, and describe it."""
-    columns = [*dict.fromkeys(column for row in read_data_rows(file.path) for column in row)]
+    columns = [*dict.fromkeys(column for row in file.rows for column in row)]
     tools = call_columns(request.tools, columns)
     rollout = AGENT.rollout.replace("agent.answer", f"{'await ' * agent.is_async}agent.{agent.name}")
-    signatures = ", ".join(signature(tool, schema) for tool, schema in request.tools.items())
+    signatures = ", ".join(signature_of(tool, schema) for tool, schema in request.tools.items())
     arguments = ", ".join(f"`{name}`" for name in dict.fromkeys(name for types in tools.values() for name in types))
     return replace(
         AGENT,
@@ -388,8 +388,8 @@ async def _checked_task(agent: AgentFunction, file: AnswerFile, folder: Path) ->
         model = TrainableModel(name="check", project="check", base_model=str(tiny))
         async with LocalBackend(path=str(Path(temporary) / "runs"), verbose=False) as backend:
             await model.register(backend)
-            request = await first_request(model, agent.call, next(iter(file.answers)))
-            task = described_task(agent, request, file, folder)
+            request = await first_request_of(model, agent.call, next(iter(file.answers)))
+            task = task_of_agent(agent, request, file, folder)
             names = {"__file__": str(folder / "task.py")}
             try:
                 exec(f"{task.task}\n{task.environment}\n{task.rollout.replace('SCORE', task.environment_score)}", names)

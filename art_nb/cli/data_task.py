@@ -18,7 +18,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,7 @@ class AnswerFile:
     answers: dict[str, str]  # the right answer of each text
     empty: int = 0  # rows without a text or without an answer
     repeated: int = 0  # rows with the text of an earlier row
+    rows: list[dict[str, Any]] = field(default_factory=list)  # all rows
 
 
 def read_answer_file(path: Path, question: str | None = None, answer: str | None = None) -> AnswerFile:
@@ -145,7 +146,7 @@ def read_answer_file(path: Path, question: str | None = None, answer: str | None
         raise StoreError(f"{path} has {len(answers)} different texts with an answer. At least {MIN_TEXTS} are needed.")
     if len({*answers.values()}) == 1:
         raise StoreError(f"All answers in the column {answer!r} of {path} are equal: there is nothing to learn.")
-    return AnswerFile(path, question, answer, answers, empty, len(rows) - empty - len(answers))
+    return AnswerFile(path, question, answer, answers, empty, len(rows) - empty - len(answers), rows)
 
 # %% ../../nbs/95_cli/02_data_task.ipynb #da7a0023
 MIN_SIMILARITY = 0.7  # of similar texts: texts that differ only in a greeting have 0.8 or more
@@ -339,9 +340,8 @@ DATA_REWARDS_TEXT = (
     ANSWER.rewards_text
     + """ A warning that nothing is
 learned means that the model already answers these rows. If the rewards are much higher than the held-out result, the
-model has learned the rows by heart: add rows with other texts to the file. The worst rollouts show wrong answers.
-If they are wrong in the file, the answers may belong
-to other texts, for example because one column was sorted."""
+model has memorized the rows: add rows with other texts to the file. The worst rollouts show wrong replies with the
+answers of the file. If these answers do not fit, they may belong to other texts: one column may have been sorted."""
 )
 
 

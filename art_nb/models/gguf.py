@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRE_TOKENIZERS', 'GEMMA_TURNS', 'CHATML_TURNS', 'TEMPLATES', 'TURN_ENDS', 'LOADING', 'gguf_facts', 'split_digits',
-           'default_template', 'end_ids', 'fix_tokenizer', 'parse_once', 'check_complete', 'load_gguf', 'convert_gguf']
+           'default_template', 'end_ids', 'fix_tokenizer', 'parse_once', 'check_complete', 'without_progress_bar',
+           'load_gguf', 'convert_gguf']
 
 # %% ../../nbs/15_models/00_gguf.ipynb #e7d51142
 import os
@@ -115,6 +116,20 @@ def check_complete(
         )
 
 # %% ../../nbs/15_models/00_gguf.ipynb #29fb055b
+@contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Turn off the progress bars of transformers inside the `with` block."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
+
+
 def load_gguf(file: Path) -> tuple:
     """Return the bfloat16 model, the tokenizer and the facts of a GGUF file."""
     try:

@@ -6,12 +6,10 @@
 __all__ = ['SPECIAL_TOKENS', 'TRAINING_TEXT', 'byte_bpe', 'tiny_tokenizer', 'tiny_model', 'save_tiny_model']
 
 # %% ../../nbs/15_models/40_tiny.ipynb #e97c2316
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .gguf import CHATML_TURNS
+from .gguf import CHATML_TURNS, without_progress_bar
 
 # %% ../../nbs/15_models/40_tiny.ipynb #1bb2bb44
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # token IDs 0, 1, 2
@@ -102,21 +100,7 @@ def save_tiny_model(directory: str | Path, context: int = 512) -> Path:
     model = tiny_model(len(tokenizer), context=context)
     tokenizer.model_max_length = context
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = 2, 0
-    with _without_progress_bar():
+    with without_progress_bar():
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return Path(directory)
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    from transformers.utils import logging
-
-    if not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()

@@ -13,7 +13,7 @@ __all__ = ['SMALL_WEIGHTS_BYTES', 'PROBE', 'PROBE_TOKENS', 'PROBE_WINDOW', 'TOLE
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,10 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
-from transformers.utils import logging as transformers_logging
 
 from ..core.files import read_json
 from ..core.types import BackendMissing, StoreError, TrainError
-from ..models.gguf import check_complete
+from ..models.gguf import check_complete, without_progress_bar
 from art_nb.policy.architectures import (
     SUPPORTED_MODELS_ADVICE,
     KEY_MAPPING,
@@ -174,18 +173,10 @@ def model_of_tensors(
 SMALL_WEIGHTS_BYTES = 1 << 30  # weights of this size are loaded in a second
 
 
-@contextmanager
-def without_progress_bar_if_small(path: str | Path) -> Iterator[None]:
+def without_progress_bar_if_small(path: str | Path) -> AbstractContextManager[None]:
     """Turn off the progress bar of transformers inside the `with` block if the weights are small."""
     size = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
-    is_hidden = 0 < size < SMALL_WEIGHTS_BYTES and transformers_logging.is_progress_bar_enabled()
-    if is_hidden:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if is_hidden:
-            transformers_logging.enable_progress_bar()
+    return without_progress_bar() if 0 < size < SMALL_WEIGHTS_BYTES else nullcontext()
 
 
 def load_model(

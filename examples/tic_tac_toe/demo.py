@@ -73,9 +73,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
-        print(
-            f"On two idle cores, the demo takes {expected_minutes()} minutes. Next to other programs, it takes longer."
-        )
+        print(f"On two cores like these, the demo took {expected_minutes()} minutes. Other programs slow it down.")
         print(f"To watch stage 4, the training, in another terminal: {view_command(model, '--live')}", flush=True)
         before = await play(1, "untrained")
         start = time.time()

@@ -272,8 +272,8 @@ def test_the_script_and_its_test_run(agent, folder):
         == 0
     )
     line = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "test_train.py"]
-    said = subprocess.run(line, capture_output=True, text=True, check=False).stdout
-    assert "2 passed" in said, said
+    output = subprocess.run(line, capture_output=True, text=True, check=False).stdout
+    assert "2 passed" in output, output
     source = (folder / "train.py").read_text()
     for old, new in (
         ("steps=7, groups_per_step=8, rollouts_per_group=6", "steps=2, groups_per_step=2, rollouts_per_group=2"),
@@ -292,5 +292,5 @@ def test_the_notebook_is_valid(folder):
     questions(folder / "questions.csv")
     assert main(["init", "--agent", "price_agent.py:answer", "--data", "questions.csv", "train.ipynb"]) == 0
     line = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "test_train.py"]
-    said = subprocess.run(line, capture_output=True, text=True, check=False).stdout
-    assert "2 passed" in said, said
+    output = subprocess.run(line, capture_output=True, text=True, check=False).stdout
+    assert "2 passed" in output, output
