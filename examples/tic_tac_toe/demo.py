@@ -42,13 +42,16 @@ def new_model(path: str) -> art.TrainableModel:
     )
 
 
-def expected_minutes() -> str:
-    """Return how long the demo took on processors like this one."""
+def expected_end() -> str:
+    """Return how long the demo took on processors like this one, and when it should end."""
     import torch
 
     from art_nb.policy.kernels import multiplies_bf16
 
-    return "3 to 9" if multiplies_bf16(torch.device("cpu")) else "20 to 30"
+    minutes = (3, 9) if multiplies_bf16(torch.device("cpu")) else (20, 30)
+    first, last = (time.strftime("%H:%M", time.localtime(time.time() + 60 * m)) for m in minutes)
+    took = f"On two cores like these, the demo took {minutes[0]} to {minutes[1]} minutes."
+    return f"{took} It should end between {first} and {last}, with a bell. Other programs slow it down."
 
 
 def result_line(name: str, evaluation: art.Evaluation) -> str:
@@ -73,7 +76,7 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
 
     async with art.LocalBackend(path=path) as backend:
         await model.register(backend)
-        print(f"On two cores like these, the demo took {expected_minutes()} minutes. Other programs slow it down.")
+        print(expected_end())
         print(f"To watch stage 4, the training, in another terminal: {view_command(model, '--live')}", flush=True)
         before = await play(1, "untrained")
         start = time.time()
@@ -152,6 +155,6 @@ if __name__ == "__main__":
         results = asyncio.run(work)
     except KeyboardInterrupt:
         sys.exit(f"The demo was stopped with Ctrl-C. To view its finished steps: {view_command(model)}")
-    print("", next_commands(model, 1 + arguments.steps), sep="\n")
+    print("\a" if sys.stdout.isatty() else "", next_commands(model, 1 + arguments.steps), sep="\n")
     if arguments.json:
         print(json.dumps(results))
