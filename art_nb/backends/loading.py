@@ -471,7 +471,7 @@ def _load_with_retry(load: Callable[[], ModelRuntime], release: Callable[[], Non
 
 
 async def _open_in_thread(opener: Callable, close: Callable, store: RunStore, bus: Bus) -> Any:
-    """Open something of a run directory. If the caller is canceled, close it, because the thread continues."""
+    """Call `opener` in a thread. If the caller is canceled, the thread continues, and its result is closed."""
     opening = asyncio.ensure_future(asyncio.to_thread(opener, store.path, bus.warn_once))
     try:
         return await asyncio.shield(opening)

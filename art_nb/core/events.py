@@ -93,7 +93,7 @@ class Judged(Event):
 # %% ../../nbs/00_core/40_events.ipynb #8ea4f4ec
 @dataclass(slots=True, kw_only=True)
 class SignalReport(Event):
-    """How much of a step's data is trainable. `reason` explains why nothing is. It is empty if something is."""
+    """How much of a step's data is trainable. `reason` explains why nothing is trainable, or is empty."""
 
     step: int
     groups: int = 0

@@ -228,7 +228,7 @@ def waits_for(shape: RolloutShape, speed: Throughput) -> str:
 
 
 def side_to_scale(speed: Throughput, changed: Mapping[str, Throughput]) -> str:
-    """Return "samplers", "learners" or "neither", and a change that gains more and needs no GPU, if there is one."""
+    """Return "samplers", "learners" or "neither". If a change without more GPUs gains more, name it too."""
     gains = {name: new.rollouts_per_hour / speed.rollouts_per_hour - 1 for name, new in changed.items()}
     gains = {name: gain for name, gain in gains.items() if gain >= SMALLEST_GAIN}
     sides = {name: gain for name, gain in gains.items() if name.startswith(("samplers=", "learners="))}

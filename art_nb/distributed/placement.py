@@ -222,7 +222,8 @@ def connect_cluster(
     Parameters
     ----------
     address : str, optional
-        The cluster, as in the table above.
+        "host:port" of the cluster, "auto" for any cluster on this machine, or "local" for a new one. The default is
+        the environment variable `RAY_ADDRESS`, or else "local".
     num_cpus, num_gpus : int, optional
         The resources of a cluster that is started here. The default is what the machine has.
 

@@ -504,7 +504,7 @@ def clip_metrics(
 
 # %% ../../nbs/35_learners/00_losses.ipynb #78078c70
 def sampler_log_ratio(t: TokenTensors) -> Tensor:  # [K], of the tokens whose sampler logprob is known
-    """Return the log ratio of learner to sampler. If the step was rescored, use the learner before the step."""
+    """Return the log ratio of learner to sampler. If the step was rescored, use the learner before it."""
     learner_E, sampler_E = (t.logprobs_E, t.old_E) if t.sampler_E is None else (t.old_E, t.sampler_E)
     return (learner_E - sampler_E)[torch.isfinite(sampler_E)].float()
 

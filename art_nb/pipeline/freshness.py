@@ -81,7 +81,10 @@ def age_metrics(groups: Sequence[TrajectoryGroup], step: int) -> dict[str, float
 
 
 def batch_factor(groups: Sequence[TrajectoryGroup], config: PipelineRuntimeConfig) -> float:
-    """Return the batch factor of a step by the formula above, or 1 if there is no reference or no rollout."""
+    """Return the batch factor of a step, or 1 if there is no reference or no rollout.
+
+    With C = `CRITICAL_ROLLOUTS`, it is (reference groups + C / reference rollouts) / (groups + C / rollouts per group).
+    """
     rollouts = sum(map(len, groups)) / max(1, len(groups))
     if config.score_reference_groups_per_step is None or not rollouts:
         return 1.0

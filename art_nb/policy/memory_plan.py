@@ -404,7 +404,7 @@ def sampling_bytes(shape: ModelShape, settings: MemorySettings, tokens: int) -> 
 def working_bytes(
     shape: ModelShape, memory: int, settings: MemorySettings, length: int, **options: Any
 ) -> Activations:  # `options` are those of `activation_bytes`
-    """Return the bytes that the engines need while they compute. The sampler reuses the memory for the learner's rows.
+    """Return the bytes that the engines need while they compute. Sampler and learner use the same memory in turn.
 
     Without a learner, the prompts get at most 2% of the memory, and every running conversation has its logits. The
     embedded sampler computes each prompt in one pass, so it needs the memory of the longest one.

@@ -451,7 +451,7 @@ def _redirect_requests(request: Any, options: dict[str, Any], module: ModuleType
 
 # %% ../../nbs/05_rollouts/20_http_capture.ipynb #79c63d42
 def _ending(close: Callable, recording: ExchangeRecording) -> Callable:
-    """Return a method that closes a response. A recording whose response is not read ends with it."""
+    """Return a method that closes a response and ends its recording, even if the response was not read."""
 
     @wraps(close)
     def wrapper(*args: Any) -> Any:

@@ -65,7 +65,7 @@ def is_alive(record: dict[str, Any], now: float) -> bool:
 
 
 def read_run_record(store: RunStore) -> dict[str, Any]:
-    """Return the record of a run, or `{}` if it is missing or damaged. If its process has ended, it is `dead`."""
+    """Return the record of a run, or `{}` if it is missing or damaged. If the process has ended, `status` is `dead`."""
     try:
         record = read_json(store.path / "run.json")
     except DAMAGED:

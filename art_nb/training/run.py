@@ -541,7 +541,7 @@ class Run(RunView):
         self.stop(after_step=not is_stopping, wait=False)
 
     def join(self, timeout_s: float | None = None) -> "Run":
-        """Wait for the run in a script. An interrupt pauses the run, a second one stops it.
+        """Wait for the run in a script. The first interrupt pauses the run, and the second one stops it.
 
         Parameters
         ----------
@@ -659,7 +659,7 @@ def train(
 
     With a `seed` the run is repeatable. The same seed, model, scenarios and options give the same replies, rewards and
     weights. The order in which rollouts finish does not matter, and neither does a stop with a later resume. This holds
-    for the embedded sampler on a CPU with a native decoder or with one thread, if the rollouts draw no random numbers
+    for the embedded sampler on a CPU with the kernels in C or with one thread, if the rollouts draw no random numbers
     themselves. For one thread, call `torch.set_num_threads(1)` before you register the model. Each request of a rollout
     gets a different seed, except if the body of the request has a `seed`. If the engine cannot repeat replies, one
     warning gives the reason. Without a seed, scenarios are ordered as with seed 0, and replies are random.
