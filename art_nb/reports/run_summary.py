@@ -81,8 +81,8 @@ def _interval_note(mean: StepMean) -> str:
 INTERVAL_NOTE = (
     "The tables show means, and in parentheses their 95 % confidence intervals: Wilson's interval for metrics that are "
     "true or false and for equal values from 0 to 1, otherwise Student's interval. If all values lie between 0 and 1, "
-    "the intervals end at 0 and 1. Rollouts of a group share a scenario. With several groups, the wider of two "
-    "intervals is shown: over rollouts, and over groups."
+    "the intervals end at 0 and 1. Rollouts of a group share a scenario, so they can be alike. With several groups, "
+    "one interval is computed from the rollouts and one from the groups, and the wider one is shown."
 )
 
 
@@ -107,7 +107,7 @@ def _split_name(split: str) -> str:
 def _table_note(means: Sequence[StepMean]) -> Html:
     text = "In parentheses: the 95 % confidence interval of the mean."
     if any(mean.groups > 1 for mean in means):
-        text += " It is the wider of two intervals, one over rollouts and one over groups."
+        text += " One is computed from the rollouts and one from the groups; the wider one is shown."
     return tag("p", text) if any(mean.interval for mean in means) else Html("")
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e720c

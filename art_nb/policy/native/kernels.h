@@ -94,14 +94,48 @@ ALWAYS_INLINE Vector exponential(Vector x) {  // 2^n p(r) with x = n log 2 + r
 
 // Products
 
+typedef struct {  // rows X and panels of W
+  const bf16* x;
+  int64_t ld, pairs;
+  const bf16* w;
+  int64_t stride;  // numbers between two panels
+} Factor;
+
+// The rows from `row` on, and the panels from `panel` on.
+static Factor part_of(Factor f, int64_t row, int64_t panel) {
+  return (Factor){f.x + row * f.ld, f.ld, f.pairs, f.w + panel * f.stride, f.stride};
+}
+
+// Stores a vector of the result, in fp32 to `y32` or in bf16 to `y16`.
+ALWAYS_INLINE void store_result(Vector sum, const float* bias, float* y32, bf16* y16) {
+  if (y32) {
+    store_fp32(y32, sum);
+  } else {
+    store(y16, bias ? add(rounded(sum), load_fp32(bias)) : sum);
+  }
+}
+
 #ifdef FP32_PRODUCTS
 
-#define CHUNK 256  // inputs whose values are converted to fp32 at a time
+#define CHUNK 256                    // inputs that are converted to fp32 at a time
+#define COLUMNS 256                  // that are computed with the converted inputs
+#define CACHED_NUMBERS (128 * 1024)  // of weights that stay in the second cache while all rows are multiplied
+#define PANELS_AT_ONCE(in) wider(1, CACHED_NUMBERS / (PANEL * (in)))
 
 // Writes up to CHUNK inputs of each row to x32 [rows, CHUNK].
-ALWAYS_INLINE void widen(int rows, const bf16* x, int64_t ldx, int64_t count, float* x32) {
-  for (int r = 0; r < rows; r++)
+static void widen(int64_t rows, const bf16* x, int64_t ldx, int64_t count, float* x32) {
+  for (int64_t r = 0; r < rows; r++)
     for (int64_t i = 0; i < count; i += WIDTH) store_fp32(x32 + r * CHUNK + i, load_first(x + r * ldx + i, count - i));
+}
+
+ALWAYS_INLINE void load_sums(int rows, int vectors, const float* from, Vector sums[][VECTORS]) {
+  for (int r = 0; r < rows; r++)
+    for (int j = 0; j < vectors; j++) sums[r][j] = load_fp32(from + r * COLUMNS + WIDTH * j);
+}
+
+ALWAYS_INLINE void store_sums(int rows, int vectors, Vector sums[][VECTORS], float* to) {
+  for (int r = 0; r < rows; r++)
+    for (int j = 0; j < vectors; j++) store_fp32(to + r * COLUMNS + WIDTH * j, sums[r][j]);
 }
 
 // sums += v[r] w for the value v of each row.
@@ -112,88 +146,102 @@ ALWAYS_INLINE void add_products(int rows, int vectors, const float* v, const Vec
   }
 }
 
-ALWAYS_INLINE void accumulate(int rows, int vectors, const bf16* x, int64_t ldx, const bf16* w, int64_t pairs,
-                              Vector sums[][VECTORS]) {
+// total [rows, COLUMNS] += x32 W for the first vectors of a panel.
+ALWAYS_INLINE void accumulate(int rows, int vectors, const float* x32, int64_t pairs, const bf16* w, float* total) {
+  Vector sums[MAX_ROWS][VECTORS], weights[VECTORS];
+  load_sums(rows, vectors, total, sums);
+  for (int64_t k = 0; k < pairs; k++, w += 2 * PANEL) {
+    for (int j = 0; j < vectors; j++) weights[j] = lower(load_pairs(w + 2 * WIDTH * j));
+    add_products(rows, vectors, x32 + 2 * k, weights, sums);
+    for (int j = 0; j < vectors; j++) weights[j] = upper(load_pairs(w + 2 * WIDTH * j));
+    add_products(rows, vectors, x32 + 2 * k + 1, weights, sums);
+  }
+  store_sums(rows, vectors, sums, total);
+}
+
+// total [rows, COLUMNS] += X W for columns of consecutive panels. A single row has all columns of a panel at once, so
+// that the processor has more independent sums to work on.
+static void add_factor(int64_t rows, int64_t columns, Factor f, float* total) {
   float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
-  for (int64_t begin = 0; begin < pairs; begin += CHUNK / 2) {
-    int64_t count = lesser(pairs - begin, CHUNK / 2);
-    widen(rows, x + 2 * begin, ldx, 2 * count, x32);
-    for (int64_t k = 0; k < count; k++, w += 2 * PANEL) {
-      Vector weights[VECTORS];
-      for (int j = 0; j < vectors; j++) weights[j] = lower(load_pairs(w + 2 * WIDTH * j));
-      add_products(rows, vectors, x32 + 2 * k, weights, sums);
-      for (int j = 0; j < vectors; j++) weights[j] = upper(load_pairs(w + 2 * WIDTH * j));
-      add_products(rows, vectors, x32 + 2 * k + 1, weights, sums);
+  for (int64_t begin = 0; begin < f.pairs; begin += CHUNK / 2) {
+    int64_t count = lesser(f.pairs - begin, CHUNK / 2);
+    widen(rows, f.x + 2 * begin, f.ld, 2 * count, x32);
+    for (int64_t c = 0; c < columns; c += rows == 1 ? PANEL : 2 * WIDTH) {
+      const bf16* w = f.w + c / PANEL * f.stride + 2 * (c % PANEL + begin * PANEL);
+#define ACCUMULATE(R) accumulate(R, R == 1 ? VECTORS : 2, x32, count, w, total + c);
+      FOR_ROWS(rows, ACCUMULATE)
     }
   }
 }
 
+// Writes rows of consecutive panels of x W' + t B' + bias, in fp32 to `y32` or in bf16 to `y16`.
+static void panel_product(int64_t n, int64_t panels, Factor first, Factor second, const float* bias, float* y32,
+                          bf16* y16, int64_t ldy) {
+  float total[MAX_ROWS * COLUMNS] __attribute__((aligned(64)));
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t p = 0; p < panels; p += COLUMNS / PANEL)
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row;
+      int64_t columns = lesser(COLUMNS, (panels - p) * PANEL);
+      memset(total, 0, sizeof(total));
+      add_factor(rows, columns, part_of(first, row, p), total);
+      add_factor(rows, columns, part_of(second, row, p), total);
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += WIDTH) {
+          int64_t column = p * PANEL + c, place = (row + r) * ldy + column;
+          store_result(load_fp32(total + r * COLUMNS + c), bias ? bias + column : NULL, y32 ? y32 + place : NULL,
+                       y16 ? y16 + place : NULL);
+        }
+    }
+}
+
 #else
 
-ALWAYS_INLINE void accumulate(int rows, int vectors, const bf16* x, int64_t ldx, const bf16* w, int64_t pairs,
-                              Vector sums[][VECTORS]) {
-  for (int64_t k = 0; k < pairs; k++, w += 2 * PANEL)
+#define PANELS_AT_ONCE(in) 1
+
+ALWAYS_INLINE void accumulate(int rows, int vectors, Factor f, Vector sums[][VECTORS]) {
+  for (int64_t k = 0; k < f.pairs; k++, f.w += 2 * PANEL)
     for (int r = 0; r < rows; r++) {
-      Pairs pair = broadcast_pair(*(const bf16_pair*)(x + r * ldx + 2 * k));
+      Pairs pair = broadcast_pair(*(const bf16_pair*)(f.x + r * f.ld + 2 * k));
       for (int j = 0; j < vectors; j++)
-        sums[r][j] = add_products_of_pairs(sums[r][j], pair, load_pairs(w + 2 * WIDTH * j));
+        sums[r][j] = add_products_of_pairs(sums[r][j], pair, load_pairs(f.w + 2 * WIDTH * j));
+    }
+}
+
+// Writes rows of a panel.
+ALWAYS_INLINE void block(int rows, Factor first, Factor second, const float* bias, float* y32, bf16* y16, int64_t ldy) {
+  Vector sums[MAX_ROWS][VECTORS];
+  for (int r = 0; r < rows; r++)
+    for (int j = 0; j < VECTORS; j++) sums[r][j] = zeros();
+  accumulate(rows, VECTORS, first, sums);
+  accumulate(rows, VECTORS, second, sums);
+  for (int r = 0; r < rows; r++)
+    for (int j = 0; j < VECTORS; j++) {
+      int64_t place = r * ldy + WIDTH * j;
+      store_result(sums[r][j], bias ? bias + WIDTH * j : NULL, y32 ? y32 + place : NULL, y16 ? y16 + place : NULL);
+    }
+}
+
+// Writes rows of consecutive panels of x W' + t B' + bias, in fp32 to `y32` or in bf16 to `y16`.
+static void panel_product(int64_t n, int64_t panels, Factor first, Factor second, const float* bias, float* y32,
+                          bf16* y16, int64_t ldy) {
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t p = 0; p < panels; p++)
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, place = row * ldy + p * PANEL;
+      Factor left = part_of(first, row, p), right = part_of(second, row, p);
+      const float* of_panel = bias ? bias + p * PANEL : NULL;
+#define BLOCK(R) block(R, left, right, of_panel, y32 ? y32 + place : NULL, y16 ? y16 + place : NULL, ldy);
+      FOR_ROWS(rows, BLOCK)
     }
 }
 
 #endif
 
-typedef struct {  // rows of a factor
-  const bf16* x;
-  int64_t ld, pairs;
-  const bf16* w;  // the panel
-} Factor;
-
-// Writes rows of the first vectors of a panel of x W' + t B' + bias, in fp32 to `y32` or in bf16 to `y16`.
-ALWAYS_INLINE void block(int rows, int vectors, Factor first, Factor second, const float* bias, float* y32, bf16* y16,
-                         int64_t ldy) {
-  Vector sums[MAX_ROWS][VECTORS];
-  for (int r = 0; r < rows; r++)
-    for (int j = 0; j < vectors; j++) sums[r][j] = zeros();
-  accumulate(rows, vectors, first.x, first.ld, first.w, first.pairs, sums);
-  accumulate(rows, vectors, second.x, second.ld, second.w, second.pairs, sums);
-  for (int r = 0; r < rows; r++)
-    for (int j = 0; j < vectors; j++) {
-      if (y32) {
-        store_fp32(y32 + r * ldy + WIDTH * j, sums[r][j]);
-      } else {
-        Vector y = sums[r][j];
-        if (bias) y = add(rounded(y), load_fp32(bias + WIDTH * j));
-        store(y16 + r * ldy + WIDTH * j, y);
-      }
-    }
-}
-
-// The rows from `row` on, and the columns of the panel from `column` on.
-static Factor part_of(Factor f, int64_t row, int64_t column) {
-  return (Factor){f.x + row * f.ld, f.ld, f.pairs, f.w + 2 * column};
-}
-
-static void panel_product(int64_t n, Factor first, Factor second, const float* bias, float* y32, bf16* y16,
-                          int64_t ldy) {
-  if (n == 1) {  // with all columns at once, the processor has more independent sums to work on
-    block(1, VECTORS, first, second, bias, y32, y16, ldy);
-    return;
-  }
-  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
-  for (int64_t c = 0; c < PANEL; c += 2 * WIDTH)
-    for (int64_t i = 0; i < blocks; i++) {
-      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, place = row * ldy + c;
-#define BLOCK(R)                                                                                                 \
-  block(R, 2, part_of(first, row, c), part_of(second, row, c), bias ? bias + c : NULL, y32 ? y32 + place : NULL, \
-        y16 ? y16 + place : NULL, ldy);
-      FOR_ROWS(rows, BLOCK)
-    }
-}
-
-// Writes n rows of the product of a factor and its panel.
-static void multiply(int64_t n, Factor factor, float* y32, bf16* y16, int64_t ldy) {
-  Factor none = {factor.x, 0, 0, factor.w};
-  panel_product(n, factor, none, NULL, y32, y16, ldy);
+// Writes n rows of the product of a factor and `panels` panels.
+static void multiply(int64_t n, int64_t panels, Factor factor, float* y32, bf16* y16, int64_t ldy) {
+  Factor none = {factor.x, 0, 0, factor.w, 0};
+  panel_product(n, panels, factor, none, NULL, y32, y16, ldy);
 }
 
 // y = Wx + B(Ax) + bias in bf16, or Wx in fp32. All threads call it. `which` is the place of the product in a
@@ -209,23 +257,23 @@ static void product(const Linear* p, int64_t n, const bf16* x, const Part* parts
     for (int64_t j = thread; j < count * slices; j += threads) {
       int64_t panel = j / slices, slice = j % slices;
       int64_t begin = done + rows * slice / slices, end = done + rows * (slice + 1) / slices;
-      Factor factor = {x + begin * p->in, p->in, p->in / 2, low->down + panel * PANEL * p->in};
-      multiply(end - begin, factor, NULL, t + begin * ldt + panel * PANEL, ldt);
+      Factor factor = {x + begin * p->in, p->in, p->in / 2, low->down + panel * PANEL * p->in, 0};
+      multiply(end - begin, 1, factor, NULL, t + begin * ldt + panel * PANEL, ldt);
     }
     any |= count > 0;
   }
   if (any) {
 #pragma omp barrier
   }
-  int64_t count = p->out / PANEL;
-  for (int64_t j = count * thread / threads; j < count * (thread + 1) / threads; j++)
+  int64_t count = p->out / PANEL, last = count * (thread + 1) / threads, at_once = PANELS_AT_ONCE(p->in);
+  for (int64_t j = count * thread / threads; j < last; j += at_once)
     for (int64_t done = 0, i = 0; done < n; done += parts[i++].rows) {
       const LowRank* low = (const LowRank*)(parts[i].adapters + layer) + which;
-      int64_t rank = parts[i].adapters ? low->rank : 0;
-      Factor first = {x + done * p->in, p->in, p->in / 2, p->weight + j * PANEL * p->in};
-      Factor second = {t + done * ldt, ldt, rank / 2, rank ? low->up + j * PANEL * rank : x};
-      panel_product(parts[i].rows, first, second, p->bias ? p->bias + j * PANEL : NULL,
-                    y32 ? y32 + done * p->out + j * PANEL : NULL, y16 ? y16 + done * p->out + j * PANEL : NULL, p->out);
+      int64_t rank = parts[i].adapters ? low->rank : 0, place = done * p->out + j * PANEL;
+      Factor first = {x + done * p->in, p->in, p->in / 2, p->weight + j * PANEL * p->in, PANEL * p->in};
+      Factor second = {t + done * ldt, ldt, rank / 2, rank ? low->up + j * PANEL * rank : x, PANEL * rank};
+      panel_product(parts[i].rows, lesser(at_once, last - j), first, second, p->bias ? p->bias + j * PANEL : NULL,
+                    y32 ? y32 + place : NULL, y16 ? y16 + place : NULL, p->out);
     }
 #pragma omp barrier
 }
@@ -327,19 +375,15 @@ static void attend_tile(int group, int64_t D, int64_t tokens, int64_t position, 
   for (int r = 0; r < rows; r++) memcpy(q + r * D, qkv + r / group * width + r % group * D, D * sizeof(bf16));
   int64_t begin = first_visible_key(position, window) / PANEL * PANEL, end = round_up(position + tokens),
           size = end - begin;
-  for (int64_t l = begin; l < end; l += PANEL) {
-    Factor factor = {q, D, D / 2, packed_keys + l * D};
-    multiply(rows, factor, scores + l - begin, NULL, size);
-  }
+  Factor with_keys = {q, D, D / 2, packed_keys + begin * D, PANEL * D};
+  multiply(rows, size / PANEL, with_keys, scores, NULL, size);
   for (int r = 0; r < rows; r++) {
     int64_t at = position + r / group;
     float* row = scores + r * size;
     Vector scaled = broadcast(softmax(row, first_visible_key(at, window) - begin, at + 1 - begin, size, scale));
     for (int64_t i = 0; i < size; i += WIDTH) store(probabilities + r * size + i, mul(load_fp32(row + i), scaled));
   }
-  for (int64_t p = 0; p < D / PANEL; p++) {
-    Factor factor = {probabilities, size, size / 2, packed_values + p * PANEL * padded + begin * PANEL};
-    multiply(rows, factor, NULL, result + p * PANEL, D);
-  }
+  Factor with_values = {probabilities, size, size / 2, packed_values + begin * PANEL, PANEL * padded};
+  multiply(rows, D / PANEL, with_values, NULL, result, D);
   for (int r = 0; r < rows; r++) memcpy(out + r / group * out_width + r % group * D, result + r * D, D * sizeof(bf16));
 }

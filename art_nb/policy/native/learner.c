@@ -16,44 +16,56 @@ int linear(const Linear* p, const LowRank* low, int64_t n, const bf16* x, bf16* 
 
 #ifdef FP32_PRODUCTS
 
-// sums[r] += x[r] W for 2 WIDTH columns of W [count, ldw]: [0] for even columns, [1] for odd ones.
-ALWAYS_INLINE void accumulate_columns(int rows, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
-                                      Vector sums[][VECTORS]) {
+// total [rows, COLUMNS] += x32 W for 2 WIDTH columns of W [count, ldw]: first the even columns, then the odd ones.
+ALWAYS_INLINE void accumulate_columns(int rows, const float* x32, int64_t count, const bf16* w, int64_t ldw,
+                                      float* total) {
+  Vector sums[MAX_ROWS][VECTORS];
+  load_sums(rows, 2, total, sums);
+  for (int64_t k = 0; k < count; k++, w += ldw) {
+    Pairs columns = load_pairs(w);
+    Vector weights[] = {lower(columns), upper(columns)};
+    add_products(rows, 2, x32 + k, weights, sums);
+  }
+  store_sums(rows, 2, sums, total);
+}
+
+// total [rows, COLUMNS] += X W for `columns` columns of W [count, ldw].
+static void add_columns(int64_t rows, int64_t columns, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
+                        float* total) {
   float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
   for (int64_t begin = 0; begin < count; begin += CHUNK) {
     int64_t size = lesser(count - begin, CHUNK);
     widen(rows, x + begin, count, size, x32);
-    for (int64_t k = 0; k < size; k++, w += ldw) {
-      Pairs columns = load_pairs(w);
-      Vector weights[] = {lower(columns), upper(columns)};
-      add_products(rows, 2, x32 + k, weights, sums);
+    for (int64_t c = 0; c < columns; c += 2 * WIDTH) {
+#define ACCUMULATE_COLUMNS(R) accumulate_columns(R, x32, size, w + begin * ldw + c, ldw, total + c);
+      FOR_ROWS(rows, ACCUMULATE_COLUMNS)
     }
   }
-}
-
-// Writes 2 WIDTH columns of x W + t A to `rows` rows of y.
-ALWAYS_INLINE void column_block(int rows, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w,
-                                const bf16* t, const bf16* a, bf16* y) {
-  Vector sums[MAX_ROWS][VECTORS];
-  for (int r = 0; r < rows; r++) sums[r][0] = sums[r][1] = zeros();
-  accumulate_columns(rows, x, out, w, in, sums);
-  accumulate_columns(rows, t, rank, a, in, sums);
-  for (int r = 0; r < rows; r++) store_pairs(y + r * in, join(sums[r][0], sums[r][1]));
 }
 
 // y [n, in] = x W + t A for x [n, out], W [out, in], t [n, rank] and A [rank, in], which are not packed.
 int transposed_linear(int64_t n, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w, const bf16* t,
                       const bf16* a, bf16* y, int64_t threads) {
-  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t c = 0; c < in; c += 2 * WIDTH)
-    for (int64_t i = 0; i < blocks; i++) {
-      int64_t first = n * i / blocks;
-      int rows = n * (i + 1) / blocks - first;
-#define COLUMN_BLOCK(R) \
-  column_block(R, out, in, rank, x + first * out, w + c, t + first * rank, a + c, y + first * in + c);
-      FOR_ROWS(rows, COLUMN_BLOCK)
-    }
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS, pairs = in / (2 * WIDTH);
+  int64_t at_once = lesser(COLUMNS, wider(1, CACHED_NUMBERS / out / (2 * WIDTH)) * 2 * WIDTH);
+#pragma omp parallel num_threads(threads)
+  {
+    float total[MAX_ROWS * COLUMNS] __attribute__((aligned(64)));
+    int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
+    int64_t last = pairs * (thread + 1) / team * 2 * WIDTH;
+    for (int64_t c = pairs * thread / team * 2 * WIDTH; c < last; c += at_once)
+      for (int64_t i = 0; i < blocks; i++) {
+        int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, columns = lesser(at_once, last - c);
+        memset(total, 0, sizeof(total));
+        add_columns(rows, columns, x + row * out, out, w + c, in, total);
+        add_columns(rows, columns, t + row * rank, rank, a + c, in, total);
+        for (int64_t r = 0; r < rows; r++)
+          for (int64_t j = 0; j < columns; j += 2 * WIDTH) {
+            const float* sums = total + r * COLUMNS + j;
+            store_pairs(y + (row + r) * in + c + j, join(load_fp32(sums), load_fp32(sums + WIDTH)));
+          }
+      }
+  }
   return 0;
 }
 
@@ -218,10 +230,8 @@ typedef struct {  // memory of a thread
 static void add_to_keys(int64_t D, int64_t stride, int64_t rows, int64_t begin, int64_t end, int64_t size,
                         const bf16* x, const int64_t* nodes, const Workspace* w, float* d) {
   pack_rows(D, rows, rows, x, D, NULL, NULL, w->by_column);
-  for (int64_t p = 0; p < D / PANEL; p++) {
-    Factor factor = {(const bf16*)w->transpose, rows, rows / 2, w->by_column + p * PANEL * rows};
-    multiply(size, factor, w->sums + p * PANEL, NULL, D);
-  }
+  Factor factor = {(const bf16*)w->transpose, rows, rows / 2, w->by_column, PANEL * rows};
+  multiply(size, D / PANEL, factor, w->sums, NULL, D);
   for (int64_t l = begin; l < end; l++)
     for (int64_t i = 0; i < D; i += WIDTH) {
       float* to = d + nodes[l] * stride + i;
@@ -243,11 +253,10 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
   }
   memset(w->q + rows * D, 0, (even - rows) * D * sizeof(bf16));
   memset(w->dout + rows * D, 0, (even - rows) * D * sizeof(bf16));
-  for (int64_t l = begin; l < begin + size; l += PANEL) {
-    Factor queries = {w->q, D, D / 2, key_rows + l * D}, gradients = {w->dout, D, D / 2, value_rows + l * D};
-    multiply(even, queries, w->p + l - begin, NULL, size);
-    multiply(even, gradients, w->dp + l - begin, NULL, size);
-  }
+  Factor queries = {w->q, D, D / 2, key_rows + begin * D, PANEL * D};
+  Factor gradients = {w->dout, D, D / 2, value_rows + begin * D, PANEL * D};
+  multiply(even, size / PANEL, queries, w->p, NULL, size);
+  multiply(even, size / PANEL, gradients, w->dp, NULL, size);
   for (int64_t r = 0; r < even; r++) {
     float *p = w->p + r * size, *dp = w->dp + r * size;
     int64_t at = position + r / group, from = first_visible_key(at, s->window);
@@ -266,10 +275,8 @@ static void block_backward(const Tree* s, const TreeSegment* part, int64_t head,
       store(w->ds + r * size + i, d);
     }
   }
-  for (int64_t p = 0; p < D / PANEL; p++) {
-    Factor factor = {w->ds, size, size / 2, key_columns + p * PANEL * padded + begin * PANEL};
-    multiply(rows, factor, NULL, w->result + p * PANEL, D);
-  }
+  Factor factor = {w->ds, size, size / 2, key_columns + begin * PANEL, PANEL * padded};
+  multiply(rows, D / PANEL, factor, NULL, w->result, D);
   for (int64_t r = 0; r < rows; r++)
     memcpy(dq + ((part->start + first + r / group) * Q + head * group + r % group) * D, w->result + r * D,
            D * sizeof(bf16));
