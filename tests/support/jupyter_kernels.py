@@ -41,10 +41,11 @@ def run_notebook(notebook: nbformat.NotebookNode, folder: Path, timeout_s: float
 
 
 def shorten_tutorial(path: Path) -> nbformat.NotebookNode:
-    """Read a tutorial and give its steps two groups each. `EXAMPLE_STEPS` sets their number and shortens the rest."""
+    """Read a tutorial and give its steps two groups of four. `EXAMPLE_STEPS` is their number, and shortens the rest."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
-        cell.source = re.sub(r"(groups_per_step\"?[=:] ?)\d+", r"\g<1>2", cell.source)
+        for name, size in {"groups_per_step": 2, "rollouts_per_group": 4}.items():
+            cell.source = re.sub(rf"({name}\"?[=:] ?)\d+", rf"\g<1>{size}", cell.source)
     return notebook
 
 
