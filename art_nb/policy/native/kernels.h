@@ -117,10 +117,11 @@ ALWAYS_INLINE void store_result(Vector sum, const float* bias, float* y32, bf16*
 
 #ifdef FP32_PRODUCTS
 
-#define CHUNK 256                    // inputs that are converted to fp32 at a time
-#define COLUMNS 256                  // that are computed with the converted inputs
-#define CACHED_NUMBERS (128 * 1024)  // of weights that stay in the second cache while all rows are multiplied
-#define PANELS_AT_ONCE(in) wider(1, CACHED_NUMBERS / (PANEL * (in)))
+// CHUNK * COLUMNS weights and ROWS * COLUMNS sums stay in the second-level cache.
+#define CHUNK 256    // inputs that are converted to fp32 at a time
+#define COLUMNS 256  // that are multiplied by the converted inputs
+#define ROWS 144
+#define PANELS_AT_ONCE (COLUMNS / PANEL)
 
 // Writes up to CHUNK inputs of each row to x32 [rows, CHUNK].
 static void widen(int64_t rows, const bf16* x, int64_t ldx, int64_t count, float* x32) {
@@ -159,31 +160,32 @@ ALWAYS_INLINE void accumulate(int rows, int vectors, const float* x32, int64_t p
   store_sums(rows, vectors, sums, total);
 }
 
-// total [rows, COLUMNS] += X W for columns of consecutive panels. A single row has all columns of a panel at once, so
-// that the processor has more independent sums to work on.
-static void add_factor(int64_t rows, int64_t columns, Factor f, float* total) {
+// total [n, COLUMNS] += X W for columns of consecutive panels. A single row has all columns of a panel at once, so that
+// the processor has more independent sums to work on.
+static void add_factor(int64_t n, int64_t columns, Factor f, float* total) {
   float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
-  for (int64_t begin = 0; begin < f.pairs; begin += CHUNK / 2) {
-    int64_t count = lesser(f.pairs - begin, CHUNK / 2);
-    widen(rows, f.x + 2 * begin, f.ld, 2 * count, x32);
-    for (int64_t c = 0; c < columns; c += rows == 1 ? PANEL : 2 * WIDTH) {
-      const bf16* w = f.w + c / PANEL * f.stride + 2 * (c % PANEL + begin * PANEL);
-#define ACCUMULATE(R) accumulate(R, R == 1 ? VECTORS : 2, x32, count, w, total + c);
-      FOR_ROWS(rows, ACCUMULATE)
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t begin = 0; begin < f.pairs; begin += CHUNK / 2)
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, count = lesser(f.pairs - begin, CHUNK / 2);
+      widen(rows, f.x + row * f.ld + 2 * begin, f.ld, 2 * count, x32);
+      for (int64_t c = 0; c < columns; c += rows == 1 ? PANEL : 2 * WIDTH) {
+        const bf16* w = f.w + c / PANEL * f.stride + 2 * (c % PANEL + begin * PANEL);
+#define ACCUMULATE(R) accumulate(R, R == 1 ? VECTORS : 2, x32, count, w, total + row * COLUMNS + c);
+        FOR_ROWS(rows, ACCUMULATE)
+      }
     }
-  }
 }
 
 // Writes rows of consecutive panels of x W' + t B' + bias, in fp32 to `y32` or in bf16 to `y16`.
 static void panel_product(int64_t n, int64_t panels, Factor first, Factor second, const float* bias, float* y32,
                           bf16* y16, int64_t ldy) {
-  float total[MAX_ROWS * COLUMNS] __attribute__((aligned(64)));
-  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
-  for (int64_t p = 0; p < panels; p += COLUMNS / PANEL)
-    for (int64_t i = 0; i < blocks; i++) {
-      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row;
-      int64_t columns = lesser(COLUMNS, (panels - p) * PANEL);
-      memset(total, 0, sizeof(total));
+  float total[ROWS * COLUMNS] __attribute__((aligned(64)));
+  int64_t at_once = n == 1 ? 1 : PANELS_AT_ONCE;  // a single row reads the weights in the order of the memory
+  for (int64_t p = 0; p < panels; p += at_once)
+    for (int64_t row = 0; row < n; row += ROWS) {
+      int64_t columns = lesser(at_once, panels - p) * PANEL, rows = lesser(ROWS, n - row);
+      memset(total, 0, rows * COLUMNS * sizeof(float));
       add_factor(rows, columns, part_of(first, row, p), total);
       add_factor(rows, columns, part_of(second, row, p), total);
       for (int64_t r = 0; r < rows; r++)
@@ -197,7 +199,7 @@ static void panel_product(int64_t n, int64_t panels, Factor first, Factor second
 
 #else
 
-#define PANELS_AT_ONCE(in) 1
+#define PANELS_AT_ONCE 1
 
 ALWAYS_INLINE void accumulate(int rows, int vectors, Factor f, Vector sums[][VECTORS]) {
   for (int64_t k = 0; k < f.pairs; k++, f.w += 2 * PANEL)
@@ -265,15 +267,15 @@ static void product(const Linear* p, int64_t n, const bf16* x, const Part* parts
   if (any) {
 #pragma omp barrier
   }
-  int64_t count = p->out / PANEL, last = count * (thread + 1) / threads, at_once = PANELS_AT_ONCE(p->in);
-  for (int64_t j = count * thread / threads; j < last; j += at_once)
+  int64_t count = p->out / PANEL, last = count * (thread + 1) / threads;
+  for (int64_t j = count * thread / threads; j < last; j += PANELS_AT_ONCE)
     for (int64_t done = 0, i = 0; done < n; done += parts[i++].rows) {
       const LowRank* low = (const LowRank*)(parts[i].adapters + layer) + which;
       int64_t rank = parts[i].adapters ? low->rank : 0, place = done * p->out + j * PANEL;
       Factor first = {x + done * p->in, p->in, p->in / 2, p->weight + j * PANEL * p->in, PANEL * p->in};
       Factor second = {t + done * ldt, ldt, rank / 2, rank ? low->up + j * PANEL * rank : x, PANEL * rank};
-      panel_product(parts[i].rows, lesser(at_once, last - j), first, second, p->bias ? p->bias + j * PANEL : NULL,
-                    y32 ? y32 + place : NULL, y16 ? y16 + place : NULL, p->out);
+      panel_product(parts[i].rows, lesser(PANELS_AT_ONCE, last - j), first, second,
+                    p->bias ? p->bias + j * PANEL : NULL, y32 ? y32 + place : NULL, y16 ? y16 + place : NULL, p->out);
     }
 #pragma omp barrier
 }

@@ -29,34 +29,34 @@ ALWAYS_INLINE void accumulate_columns(int rows, const float* x32, int64_t count,
   store_sums(rows, 2, sums, total);
 }
 
-// total [rows, COLUMNS] += X W for `columns` columns of W [count, ldw].
-static void add_columns(int64_t rows, int64_t columns, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
+// total [n, COLUMNS] += X W for `columns` columns of W [count, ldw].
+static void add_columns(int64_t n, int64_t columns, const bf16* x, int64_t count, const bf16* w, int64_t ldw,
                         float* total) {
   float x32[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
-  for (int64_t begin = 0; begin < count; begin += CHUNK) {
-    int64_t size = lesser(count - begin, CHUNK);
-    widen(rows, x + begin, count, size, x32);
-    for (int64_t c = 0; c < columns; c += 2 * WIDTH) {
-#define ACCUMULATE_COLUMNS(R) accumulate_columns(R, x32, size, w + begin * ldw + c, ldw, total + c);
-      FOR_ROWS(rows, ACCUMULATE_COLUMNS)
+  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t begin = 0; begin < count; begin += CHUNK)
+    for (int64_t i = 0; i < blocks; i++) {
+      int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, size = lesser(count - begin, CHUNK);
+      widen(rows, x + row * count + begin, count, size, x32);
+      for (int64_t c = 0; c < columns; c += 2 * WIDTH) {
+#define ACCUMULATE_COLUMNS(R) accumulate_columns(R, x32, size, w + begin * ldw + c, ldw, total + row * COLUMNS + c);
+        FOR_ROWS(rows, ACCUMULATE_COLUMNS)
+      }
     }
-  }
 }
 
 // y [n, in] = x W + t A for x [n, out], W [out, in], t [n, rank] and A [rank, in], which are not packed.
 int transposed_linear(int64_t n, int64_t out, int64_t in, int64_t rank, const bf16* x, const bf16* w, const bf16* t,
                       const bf16* a, bf16* y, int64_t threads) {
-  int64_t blocks = (n + MAX_ROWS - 1) / MAX_ROWS, pairs = in / (2 * WIDTH);
-  int64_t at_once = lesser(COLUMNS, wider(1, CACHED_NUMBERS / out / (2 * WIDTH)) * 2 * WIDTH);
+  int64_t pairs = in / (2 * WIDTH);
 #pragma omp parallel num_threads(threads)
   {
-    float total[MAX_ROWS * COLUMNS] __attribute__((aligned(64)));
-    int64_t thread = omp_get_thread_num(), team = omp_get_num_threads();
-    int64_t last = pairs * (thread + 1) / team * 2 * WIDTH;
-    for (int64_t c = pairs * thread / team * 2 * WIDTH; c < last; c += at_once)
-      for (int64_t i = 0; i < blocks; i++) {
-        int64_t row = n * i / blocks, rows = n * (i + 1) / blocks - row, columns = lesser(at_once, last - c);
-        memset(total, 0, sizeof(total));
+    float total[ROWS * COLUMNS] __attribute__((aligned(64)));
+    int64_t thread = omp_get_thread_num(), team = omp_get_num_threads(), last = pairs * (thread + 1) / team * 2 * WIDTH;
+    for (int64_t c = pairs * thread / team * 2 * WIDTH; c < last; c += COLUMNS)
+      for (int64_t row = 0; row < n; row += ROWS) {
+        int64_t rows = lesser(ROWS, n - row), columns = lesser(COLUMNS, last - c);
+        memset(total, 0, rows * COLUMNS * sizeof(float));
         add_columns(rows, columns, x + row * out, out, w + c, in, total);
         add_columns(rows, columns, t + row * rank, rank, a + c, in, total);
         for (int64_t r = 0; r < rows; r++)
