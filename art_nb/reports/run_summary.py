@@ -79,10 +79,10 @@ def _interval_note(mean: StepMean) -> str:
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e711b
 INTERVAL_NOTE = (
-    "The tables show means, and in parentheses their 95 % confidence intervals: Wilson's interval for metrics that are "
-    "true or false and for equal values from 0 to 1, otherwise Student's interval. If all values lie between 0 and 1, "
-    "the intervals end at 0 and 1. Rollouts of a group share a scenario, so they can be alike. With several groups, "
-    "one interval is computed from the rollouts and one from the groups, and the wider one is shown."
+    "The tables show means, and in parentheses their 95 % confidence intervals. A metric that is true or false has "
+    "Wilson's interval, and so have equal values between 0 and 1. All others have Student's interval. If all values "
+    "lie between 0 and 1, the intervals end at 0 and 1. Rollouts of a group share a scenario, so they can be alike. With "
+    "several groups, one interval is computed from the rollouts and one from the groups, and the wider one is shown."
 )
 
 
@@ -107,7 +107,7 @@ def _split_name(split: str) -> str:
 def _table_note(means: Sequence[StepMean]) -> Html:
     text = "In parentheses: the 95 % confidence interval of the mean."
     if any(mean.groups > 1 for mean in means):
-        text += " One is computed from the rollouts and one from the groups; the wider one is shown."
+        text += " It takes into account that the rollouts of a group can be alike."
     return tag("p", text) if any(mean.interval for mean in means) else Html("")
 
 # %% ../../nbs/80_reports/35_run_summary.ipynb #7d4e720c

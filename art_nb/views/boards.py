@@ -149,7 +149,8 @@ def tic_tac_toe(trajectory: Trajectory) -> list[Frame]:
         elif cell and mark and mark.lower() in _MARKS and before["rows"][cell[0]][cell[1]] in _BLANK:
             rows = [[*row] for row in before["rows"]]
             rows[cell[0]][cell[1]] = mark
-            moved = {"ply": len(frames), "rows": rows, "last": list(cell), "caption": "after the last move"}
+            caption = "after the model's last move"  # no message contains the answer of the opponent
+            moved = {"ply": len(frames), "rows": rows, "last": list(cell), "caption": caption}
             frames.append(before | moved)
     return frames
 

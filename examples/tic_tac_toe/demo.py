@@ -80,13 +80,13 @@ async def main(model: art.TrainableModel, steps: int, groups: int, games: int, w
         print(f"To watch stage 4, the training, in another terminal: {view_command(model, '--live')}", flush=True)
         before = await play(1, "untrained")
         start = time.time()
-        text = f"In step 1 (warm-up), the model imitates {warm_up} games that random moves have won."
+        text = f"In step 1 (warm-up), the model imitates {warm_up} games that were won with random moves."
         print(f"Stage 2 of 5: {text}", flush=True)
         await model.train_sft(won_games(warm_up), art.TrainSFTConfig(learning_rate=1e-3, batch_size=16))
         seconds = time.time() - start
         warmed_up = await play(3, "warmed-up")
         text = f"Steps 2 to {1 + steps} are reinforcement learning, with {groups * 8} games in each step."
-        print(f"Stage 4 of 5: {text}", flush=True)
+        print(f"Stage 4 of 5: {text} Reward: win 1, draw 0.5, loss 0, illegal move -1.", flush=True)
         start = time.time()
         run = await art.train(
             model,
