@@ -44,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
-demo: weights  ## train a model on tic-tac-toe (three to nine minutes; 20 to 30 without AVX512)
+demo: weights  ## train a model on tic-tac-toe (three to nine minutes; 15 to 30 without AVX512)
 	$(BIN)/python examples/tic_tac_toe/demo.py
 
 lab: weights  ## open JupyterLab on the list of the tutorials (options:  make lab LAB=--no-browser)

@@ -81,8 +81,9 @@ def _interval_note(mean: StepMean) -> str:
 INTERVAL_NOTE = (
     "The tables show means, and in parentheses their 95 % confidence intervals. A metric that is true or false has "
     "Wilson's interval, and so have equal values between 0 and 1. All others have Student's interval. If all values "
-    "lie between 0 and 1, the intervals end at 0 and 1. Rollouts of a group share a scenario, so they can be alike. With "
-    "several groups, one interval is computed from the rollouts and one from the groups, and the wider one is shown."
+    "lie between 0 and 1, the intervals end at 0 and 1. Rollouts of a group share a scenario, so they can be alike. "
+    "With several groups, one interval is computed from the rollouts and one from the groups, and the wider one is "
+    "shown."
 )
 
 

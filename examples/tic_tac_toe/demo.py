@@ -48,7 +48,7 @@ def expected_end() -> str:
 
     from art_nb.policy.kernels import multiplies_bf16
 
-    minutes = (3, 9) if multiplies_bf16(torch.device("cpu")) else (20, 30)
+    minutes = (3, 9) if multiplies_bf16(torch.device("cpu")) else (15, 30)
     first, last = (time.strftime("%H:%M", time.localtime(time.time() + 60 * m)) for m in minutes)
     took = f"On two cores like these, the demo took {minutes[0]} to {minutes[1]} minutes."
     return f"{took} It should end between {first} and {last}, with a bell. Other programs slow it down."
