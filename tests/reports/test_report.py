@@ -133,7 +133,9 @@ def test_intervals_are_explained_below_their_table(tmp_path):
     page = shown(a_run(tmp_path), tmp_path)
     results = page.partition("<h2>Results</h2>")[2].partition("<h2>Setup</h2>")[0]
     train, val = re.findall(r"</table></div><p>(.*?)</p>", results)
-    assert train.startswith("In parentheses: the 95 % confidence interval") and "rollouts of a group can be alike" in train
+    assert (
+        train.startswith("In parentheses: the 95 % confidence interval") and "rollouts of a group can be alike" in train
+    )
     assert val == "In parentheses: the 95 % confidence interval of the mean."
     assert 'title="mean of 12 rollouts in 3 groups, with its 95 % confidence interval">6.5 (4.02 to 8.98)' in results
     assert 'title="mean of 12 rollouts, with its 95 % confidence interval">' in results
