@@ -1,11 +1,13 @@
 """`art-nb init --agent`: a task from an existing agent and a file of questions."""
 
 import csv
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from inspect import iscoroutinefunction
+from unittest.mock import patch
 
 import pytest
 from support.warm import warm_python
@@ -82,8 +84,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "stock_agent.py").write_text(AGENT.replace("NAMES", '["find_price", "find_stock"]'))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    yield tmp_path
+    with patch.dict(os.environ):  # the source of a task sets keys
+        os.environ.pop("OPENAI_API_KEY", None)
+        yield tmp_path
     for name in ("price_agent", "stock_agent"):
         sys.modules.pop(name, None)
 

@@ -313,6 +313,7 @@ async def test_without_litellm_requests_use_the_openai_client(judge, monkeypatch
 
 async def test_without_litellm_a_sentence_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "litellm", None)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(BackendMissing, match=r'pip install "art_nb\[judge\]"'):
         await ruler_score_group(animals(), swallow_exceptions=True, cache=None)
 
