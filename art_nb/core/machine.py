@@ -173,18 +173,23 @@ def interpreter_is_exiting() -> bool:
     return bool(getattr(thread_pools, "_shutdown", False))
 
 # %% ../../nbs/00_core/60_machine.ipynb #4bd9442a
+YOUNG_OBJECTS = 20_000  # new objects after which `rare_garbage_collection` collects garbage; Python's default is 700
+
+
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """Turn off the garbage collector inside the `with` block, unless it is off already.
 
     While a library is imported, a model is built or groups are read, the collector takes a quarter to two thirds of
-    the time and frees hardly anything. Therefore, the first collection after the block does not search the new objects.
+    the time and frees hardly anything. Therefore, the first collection after the block does not search the new objects
+    if they are at least `YOUNG_OBJECTS`.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
-        if collects and not gc.get_freeze_count():  # the program has not frozen objects itself
+        many = gc.get_count()[0] >= YOUNG_OBJECTS
+        if collects and many and not gc.get_freeze_count():  # counts one by one what the program has frozen itself
             gc.freeze()
             gc.unfreeze()  # moves all objects to the oldest generation
     finally:
@@ -192,7 +197,6 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-YOUNG_OBJECTS = 20_000  # new objects after which `rare_garbage_collection` collects garbage; Python's default is 700
 _rare_lock, _thresholds_before = Lock(), []
 
 
