@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
@@ -17,7 +18,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="measures sm
 
 def measured(*arguments):
     """Return the rows that the script prints, by name in the order of printing."""
-    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python(), SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     return {row["row"]: row for row in rows}

@@ -286,7 +286,7 @@ def test_the_script_and_its_test_run(agent, folder):
         assert source.count(old) == 1, old
         source = source.replace(old, new)
     (folder / "train.py").write_text(re.sub("\nEVAL_OVERRIDES = .*", '\nEVAL_OVERRIDES = {"max_tokens": 200}', source))
-    result = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=False)
+    result = subprocess.run([warm_python(), "train.py"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("EvaluationDifference(price-agent-001 step 2 against step") == 2
 

@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 import subprocess
-import sys
 from itertools import count
 
 import pytest
@@ -191,7 +190,7 @@ def test_the_script_runs(tmp_path, monkeypatch, capsys):
         source, n = re.subn(pattern, new, source)
         assert n == 1
     (tmp_path / "train.py").write_text(source)
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python(), "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("EvaluationDifference(films-001 step 2 against step") == 2
     assert "'answer': '" in done.stdout  # of the worst rollouts

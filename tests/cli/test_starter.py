@@ -104,7 +104,7 @@ def run_script(task, tiny, folder, *changes):
         assert source.count(old) == 1
         source = source.replace(old, new)
     file.write_text(source)
-    return subprocess.run([sys.executable, file], cwd=folder, env=environment(), capture_output=True, text=True)
+    return subprocess.run([warm_python(), file], cwd=folder, env=environment(), capture_output=True, text=True)
 
 
 def output_of_script(*arguments):

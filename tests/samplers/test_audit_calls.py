@@ -15,7 +15,7 @@ from support.audit import FULL
 import art_nb as art
 
 pytestmark = [pytest.mark.timeout(5 * 3600 if FULL else 600), pytest.mark.slow]
-CALLS = {"smollm2-135m": 10_000 if FULL else 50, "gemma3-270m": 10_000 if FULL else 20}
+CALLS = {"smollm2-135m": 10_000 if FULL else 50, "gemma3-270m": 10_000 if FULL else 10}
 TEXT, NUMBER, FLAG = {"type": "string", "maxLength": 12}, {"type": "integer"}, {"type": "boolean"}
 PARTS = {
     "text": TEXT,
