@@ -18,6 +18,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -361,7 +362,9 @@ class MarkJournal:
             return self._merged
 
     def _add(self, entry: MarkEntry) -> None:
-        self._merged.setdefault(entry.conversation, ConversationMarks()).add(entry)
+        marks = deepcopy(self._merged.get(entry.conversation) or ConversationMarks())
+        marks.add(entry)
+        self._merged = self._merged | {entry.conversation: marks}  # other threads may read the previous ones
         self._latest, self.version = entry.time, self.version + 1
 
     def _merge(self) -> None:

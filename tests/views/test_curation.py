@@ -164,6 +164,19 @@ def test_a_journal_reads_only_new_lines_and_sees_other_people(tmp_path):
     assert third.of("k").verdict() == "bad" and len(third.read()) == 2 and third.paths() == [yours.file_of("ben")]
 
 
+def test_marks_that_a_thread_reads_do_not_change():
+    """A panel counts marks while another thread adds one."""
+    journal = MarkJournal(None)
+    journal.append(MarkEntry("k", "ana", mark_time(), "mark", "good"))
+    marks, of_k = journal.merged(), journal.of("k")
+    rest = iter(marks.items())
+    next(rest)
+    for conversation in ("k", "l"):
+        journal.append(MarkEntry(conversation, "ben", mark_time(), "mark", "bad"))
+    assert [*rest] == [] and of_k.verdict() == "good"
+    assert journal.of("k").verdict() == "disputed" and journal.of("l").verdict() == "bad"
+
+
 def test_a_replaced_journal_is_read_also_if_another_one_has_one_new_entry(tmp_path):
     journal = MarkJournal(tmp_path / "marks")
     journal.append(
