@@ -60,7 +60,7 @@ def test_committed_tutorial_shows_the_curve_rising(root):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_keeps_its_run_and_says_how_to_read_it(tic_tac_toe, smollm2_dir):
-    command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "8"]
+    command = [warm_python(), "demo.py", "--json", "--steps", "1", "--groups", "2", "--games", "2", "--warm-up", "2"]
     done = subprocess.run(command, cwd=tic_tac_toe, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     *_, untrained, warmed_up, trained, baselines, _, _, games, lost, report, _, delete, results = (
