@@ -173,7 +173,7 @@ def interpreter_is_exiting() -> bool:
     return bool(getattr(thread_pools, "_shutdown", False))
 
 # %% ../../nbs/00_core/60_machine.ipynb #4bd9442a
-YOUNG_OBJECTS = 20_000  # new objects after which `rare_garbage_collection` collects garbage; Python's default is 700
+YOUNG_OBJECTS = 20_000  # new objects for which a collection is worth its time; Python's default is 700
 
 
 @contextmanager
@@ -182,14 +182,14 @@ def without_garbage_collection() -> Iterator[None]:
 
     While a library is imported, a model is built or groups are read, the collector takes a quarter to two thirds of
     the time and frees hardly anything. Therefore, the first collection after the block does not search the new objects
-    if they are at least `YOUNG_OBJECTS`.
+    if there are at least `YOUNG_OBJECTS`.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
         many = gc.get_count()[0] >= YOUNG_OBJECTS
-        if collects and many and not gc.get_freeze_count():  # counts one by one what the program has frozen itself
+        if collects and many and not gc.get_freeze_count():  # it visits every object that the program has frozen
             gc.freeze()
             gc.unfreeze()  # moves all objects to the oldest generation
     finally:

@@ -114,14 +114,15 @@ def conversation_reply(curation: Curation, id: int, part: int = 0) -> ViewReply:
 
 def facts_reply(curation: Curation, row: int) -> dict[str, Any]:
     """Return the marks, near-duplicates and personal data of a conversation."""
-    trajectory, marks = curation.trajectory(row), curation.marks_of(row)
+    trajectory, version = curation.trajectory(row), curation.journal.version
+    marks = curation.marks_of(row)  # at least as new as the version
     group: list[int] = []
     if row in curation.scanned:
         with curation.lock:
             group = curation.duplicates.groups().get(curation.duplicates.first_of(row), [])
     return {
         "id": row,
-        "version": curation.journal.version,
+        "version": version,
         "verdict": marks.verdict(),
         "marks": _statements(marks.marks.get(None, {})),
         "tags": [[utf8_text(tag, 80), sorted(marks.tags[tag])[:9]] for tag in marks.tag_names[:MAX_FACTS]],

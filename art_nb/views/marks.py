@@ -332,14 +332,15 @@ class MarkJournal:
         entries : MarkEntry
             Entries of one author.
         """
-        for entry in [check_entry(entry) for entry in entries]:
-            path = self.file_of(entry.author)
-            with self._lock:
-                if path is None:
-                    self._memory.append(entry)
-                    self._add(entry)
-                else:
+        checked = [check_entry(entry) for entry in entries]
+        for entry in checked:
+            if path := self.file_of(entry.author):
+                with self._lock:
                     append_lines(path, plain(asdict(entry)))
+        if self.path is None:
+            with self._lock:
+                self._memory += checked
+                self._add(checked)
 
     def read(self) -> list[MarkEntry]:
         """Return all entries in the order of their times. Invalid lines are skipped."""
@@ -356,16 +357,18 @@ class MarkJournal:
             read = [file.read() for file in self._files.values()]
             new = [entry for entries in read for entry in entries or ()]  # None: the file was replaced
             if is_same and None not in read and len(new) == 1 and new[0].time >= self._latest:
-                self._add(new[0])
+                self._add(new)
             elif new or not is_same or None in read:
                 self._merge()
             return self._merged
 
-    def _add(self, entry: MarkEntry) -> None:
-        marks = deepcopy(self._merged.get(entry.conversation) or ConversationMarks())
-        marks.add(entry)
-        self._merged = self._merged | {entry.conversation: marks}  # other threads may read the previous ones
-        self._latest, self.version = entry.time, self.version + 1
+    def _add(self, entries: Sequence[MarkEntry]) -> None:
+        self._merged = {**self._merged}  # other threads may still read the previous dict and its marks
+        for entry in entries:
+            marks = deepcopy(self._merged.get(entry.conversation) or ConversationMarks())
+            marks.add(entry)
+            self._merged[entry.conversation], self._latest = marks, entry.time
+        self.version += 1
 
     def _merge(self) -> None:
         entries = entries_in_order([self._memory, *(file.entries for file in self._files.values())])

@@ -87,7 +87,7 @@ def test_a_question(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["The untrained model plays", "In step 1 (warm-up)"])
 def test_the_demo(tmp_path, smollm2_dir, phase):
-    options = ["--steps", "1", "--groups", "1", "--games", "4", "--warm-up", "16"]
+    options = ["--steps", "1", "--groups", "1", "--games", "16", "--warm-up", "64"]
     process = start(tmp_path, str(ROOT / "examples" / "tic_tac_toe" / "demo.py"), *options)
     said = interrupt(process, process.stdout, phase)
     run = ".art/tic-tac-toe/models/ttt-001"

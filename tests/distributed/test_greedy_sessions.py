@@ -1,4 +1,4 @@
-"""One session with 200 requests does not delay the request of another one, on the endpoint of a replica."""
+"""One session with 100 requests does not delay the request of another one, on the endpoint of a replica."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from art_nb.samplers.transformers import TransformersSampler
 from art_nb.serving.endpoint import Endpoint
 from art_nb.tokens.chat import ChatFormat
 
-MANY, RUNNING = 200, 4
+MANY, RUNNING = 100, 4
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def gains(policy, every):
             exact = LowRankProduct(pairs, scale, torch.float32)(x.float())
             before, after = fused.product(x).float(), fused.product.with_adapter(x, policy.working[fused])[0].float()
             matrices = [torch.addmm(l.weight.float(), l.B, l.A, alpha=scale).bfloat16() for l in fused.layers]
-            merged = (x.float() @ torch.cat(matrices).float().T).bfloat16().float()  # as a product in bf16 sums
+            merged = (x.float() @ torch.cat(matrices).float().T).bfloat16().float()  # bf16 products add in fp32 too
             norm = exact.square().sum(0).clamp(min=1e-30).sqrt()  # every output counts
             terms = [(exact * y / norm**2).sum() for y in (exact, after - before, merged - before)]
             sums += [float(term) for term in terms]

@@ -1,4 +1,4 @@
-"""One client with 200 requests does not delay the request of another client by more than two replies of each slot."""
+"""One client with 100 requests does not delay the request of another client by more than two replies of each slot."""
 
 import httpx
 import pytest
@@ -11,7 +11,7 @@ from art_nb.backends.remote_server import BackendServer
 from art_nb.servers.serverless_routes import ServerlessServer
 
 pytestmark = pytest.mark.timeout(300)
-MANY, RUNNING, TOKENS = 200, 8, 120
+MANY, RUNNING, TOKENS = 100, 8, 120
 KEYS = {name: f"{name}-0123456789-{name}" for name in ("ann", "bob")}
 
 
