@@ -10122,6 +10122,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                               'art_nb/views/marks.py'),
                                     'art_nb.views.marks.MarkJournal.read': ( '75_views/marks.html#markjournal.read',
                                                                              'art_nb/views/marks.py'),
+                                    'art_nb.views.marks.MarkJournal.version': ( '75_views/marks.html#markjournal.version',
+                                                                                'art_nb/views/marks.py'),
                                     'art_nb.views.marks._JournalFile': ('75_views/marks.html#_journalfile', 'art_nb/views/marks.py'),
                                     'art_nb.views.marks._JournalFile.__init__': ( '75_views/marks.html#_journalfile.__init__',
                                                                                   'art_nb/views/marks.py'),

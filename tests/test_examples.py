@@ -23,9 +23,9 @@ def tic_tac_toe(root, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tutorial_runs_from_top_to_bottom(tic_tac_toe, smollm2_dir, monkeypatch):
-    monkeypatch.setenv("EXAMPLE_STEPS", "1")
+    monkeypatch.setenv("EXAMPLE_STEPS", "2")
     run_notebook(shorten_tutorial(tic_tac_toe / "tic-tac-toe.ipynb"), tic_tac_toe)
-    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0002").is_dir()
+    assert (tic_tac_toe / ".art" / "tic-tac-toe" / "models" / "ttt-001" / "checkpoints" / "0003").is_dir()
 
 
 @pytest.mark.full

@@ -188,8 +188,8 @@ def without_garbage_collection() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        many = gc.get_count()[0] >= YOUNG_OBJECTS
-        if collects and many and not gc.get_freeze_count():  # it visits every object that the program has frozen
+        # get_freeze_count visits every object that the program has frozen itself
+        if collects and gc.get_count()[0] >= YOUNG_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()  # moves all objects to the oldest generation
     finally:

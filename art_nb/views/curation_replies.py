@@ -114,9 +114,8 @@ def conversation_reply(curation: Curation, id: int, part: int = 0) -> ViewReply:
 
 def facts_reply(curation: Curation, row: int) -> dict[str, Any]:
     """Return the marks, near-duplicates and personal data of a conversation."""
-    trajectory = curation.trajectory(row)
-    curation.journal.merged()  # reads new entries, so that the version counts them
-    version, marks = curation.journal.version, curation.marks_of(row)  # the marks are at least as new
+    trajectory, version = curation.trajectory(row), curation.journal.version
+    marks = curation.marks_of(row)  # at least as new as the version
     group: list[int] = []
     if row in curation.scanned:
         with curation.lock:

@@ -302,7 +302,7 @@ class MarkJournal:
         self._memory: list[MarkEntry] = []
         self._files: dict[Path, _JournalFile] = {}
         self._merged: dict[str, ConversationMarks] = {}
-        self._lock, self._latest, self.version = threading.RLock(), "", 0
+        self._lock, self._latest, self._version = threading.RLock(), "", 0
 
     def file_of(self, author: str) -> Path | None:  # None in memory
         """Return the file of an author.
@@ -362,17 +362,23 @@ class MarkJournal:
                 self._merge()
             return self._merged
 
+    @property
+    def version(self) -> int:
+        """A number that increases with each change of the marks. Files are read again if they have changed."""
+        self.merged()
+        return self._version
+
     def _add(self, entries: Sequence[MarkEntry]) -> None:
         self._merged = {**self._merged}  # other threads may still read the previous dict and its marks
         for entry in entries:
             marks = deepcopy(self._merged.get(entry.conversation) or ConversationMarks())
             marks.add(entry)
             self._merged[entry.conversation], self._latest = marks, entry.time
-        self.version += 1
+        self._version += 1
 
     def _merge(self) -> None:
         entries = entries_in_order([self._memory, *(file.entries for file in self._files.values())])
-        self._merged, self.version = merge_marks(entries), self.version + 1
+        self._merged, self._version = merge_marks(entries), self._version + 1
         self._latest = max((entry.time for entry in entries), default="")
 
     def of(self, key: str) -> ConversationMarks:
